@@ -1,0 +1,199 @@
+"""The list of checks and the loop over them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from doctor import catalogue
+from doctor.finding import Confidence, Evidence, Finding, Remedy, Severity, Skipped, Verdict, order, verdict
+from doctor.snapshot import Snapshot
+
+Result = Finding | Skipped | None
+CheckFunction = Callable[[Snapshot], Result]
+
+#: Modules that register checks when they are imported, in the order findings of equal weight are shown.
+MODULES: tuple[str, ...] = (
+    "doctor.checks.driver",
+    "doctor.checks.gpu",
+    "doctor.checks.wsl",
+    "doctor.checks.compiler",
+    "doctor.checks.container",
+    "doctor.checks.python_env",
+    "doctor.checks.memory",
+    "doctor.checks.host",
+    "doctor.checks.storage",
+    "doctor.checks.network",
+    "doctor.checks.serving",
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check. ``needs`` names Snapshot fields without which it cannot judge.
+
+    ``essential`` checks make the verdict ``unknown`` when they cannot be judged on a live host.
+    """
+
+    id: str
+    function: CheckFunction
+    needs: tuple[str, ...]
+    essential: bool = False
+
+    @property
+    def summary(self) -> str:
+        """First line of the docstring."""
+        return (self.function.__doc__ or "").strip().splitlines()[0]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What all checks said of one snapshot."""
+
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+    passed: tuple[str, ...]
+    skipped: tuple[Skipped, ...]
+    waived: tuple[str, ...] = ()
+
+
+_CHECKS: dict[str, Check] = {}
+
+
+def check(
+    cause: str, *, needs: Iterable[str], essential: bool = False
+) -> Callable[[CheckFunction], CheckFunction]:
+    """Registers a function as the check of one cause. The id must be in the catalogue."""
+
+    def register(function: CheckFunction) -> CheckFunction:
+        if cause in _CHECKS:
+            raise ValueError(f"two checks for {cause}")
+        catalogue.cause(cause)  # raises KeyError for an id that the catalogue lacks
+        _CHECKS[cause] = Check(cause, function, tuple(needs), essential)
+        return function
+
+    return register
+
+
+def registered() -> tuple[Check, ...]:
+    """All checks, imported on first use."""
+    for module in MODULES:
+        importlib.import_module(module)
+    return tuple(_CHECKS.values())
+
+
+def found(
+    cause: str,
+    confidence: Confidence,
+    summary: str,
+    evidence: Iterable[Evidence] = (),
+    *,
+    severity: Severity | None = None,
+    fixes: Iterable[Remedy] | None = None,
+    excludes: Iterable[str] = (),
+) -> Finding:
+    """A finding with title, cause, severity and fixes of the catalogue unless given here."""
+    entry = catalogue.cause(cause)
+    return Finding(
+        id=cause,
+        area=entry.area,
+        severity=severity or entry.severity,
+        confidence=confidence,
+        title=entry.title,
+        cause=entry.cause,
+        summary=summary,
+        evidence=tuple(evidence),
+        excludes=tuple(excludes),
+        fixes=tuple(fixes) if fixes is not None else entry.remedies,
+    )
+
+
+def judge(
+    snapshot: Snapshot,
+    checks: Iterable[Check] | None = None,
+    only: Iterable[str] = (),
+    skip: Iterable[str] = (),
+) -> Judgement:
+    """Runs the checks on a snapshot and folds symptoms under their causes.
+
+    ``only`` and ``skip`` are ids; skipped ones are recorded as waived. A check that raises is
+    recorded as skipped with the error, never as passed.
+    """
+    wanted, unwanted = set(only), set(skip)
+    findings: list[Finding] = []
+    skipped: list[Skipped] = []
+    passed: list[str] = []
+    waived: list[str] = []
+    for item in checks if checks is not None else registered():
+        if wanted and item.id not in wanted:
+            continue
+        if item.id in unwanted:
+            waived.append(item.id)
+            continue
+        result = _run(item, snapshot)
+        if isinstance(result, Finding):
+            findings.append(result)
+        elif isinstance(result, Skipped):
+            skipped.append(result)
+        else:
+            passed.append(item.id)
+    shown = fold(order(findings))
+    return Judgement(verdict(shown, skipped), shown, tuple(passed), tuple(skipped), tuple(waived))
+
+
+def _run(item: Check, snapshot: Snapshot) -> Result:
+    missing = [n for n in item.needs if getattr(snapshot, n) in (None, ())]
+    if missing:
+        return Skipped(item.id, _why(snapshot, missing[0]), essential=item.essential and snapshot.origin == "host")
+    try:
+        result = item.function(snapshot)
+    except Exception as error:  # noqa: BLE001  a check that crashes is a result, not the end
+        return Skipped(item.id, f"the check itself failed: {type(error).__name__}: {error}", item.essential)
+    if isinstance(result, Skipped) and item.essential and snapshot.origin == "host":
+        return replace(result, essential=True)
+    return result
+
+
+def _why(snapshot: Snapshot, name: str) -> str:
+    status = snapshot.probe(name)
+    if status is None:
+        return f"no {name} facts in the evidence" if snapshot.origin == "evidence" else f"no {name} facts"
+    if status.status == "ok":
+        return f"the {name} probe found nothing to judge"
+    return f"the {name} probe ended with {status.status}: {status.detail}"
+
+
+def fold(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Puts each finding that the catalogue lists as a symptom of another found cause below that cause.
+
+    A cause folds only what it is at least as sure of as the symptom's own claim of being the cause,
+    so a hint never hides a proven finding.
+    """
+    by_id = {f.id: f for f in findings}
+    parent: dict[str, str] = {}
+    for finding in findings:
+        for cause_id in catalogue.cause(finding.id).symptom_of:
+            cause_finding = by_id.get(cause_id)
+            if cause_finding and cause_finding.confidence.rank <= finding.confidence.rank:
+                parent[finding.id] = cause_id
+                break
+    top = []
+    for finding in findings:
+        if _rooted(finding.id, parent):
+            continue
+        below = tuple(f for f in findings if f.id != finding.id and _root(f.id, parent) == finding.id)
+        top.append(replace(finding, symptoms=below) if below else finding)
+    return tuple(top)
+
+
+def _root(cause_id: str, parent: dict[str, str]) -> str:
+    seen = set()
+    while cause_id in parent and cause_id not in seen:
+        seen.add(cause_id)
+        cause_id = parent[cause_id]
+    return cause_id
+
+
+def _rooted(cause_id: str, parent: dict[str, str]) -> bool:
+    return _root(cause_id, parent) != cause_id

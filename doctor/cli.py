@@ -1,0 +1,78 @@
+"""The command line: finds the command's module, calls it, returns its exit code. No work is done here."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from doctor import __version__
+from doctor.errors import DoctorError
+
+#: name -> one line for --help. The module is doctor.commands.NAME.
+COMMANDS: dict[str, str] = {
+    "check": "what is wrong on this machine, in seconds, read-only",
+    "smoke": "prove it with a real vLLM server",
+}
+
+EXIT_CODES = """exit codes:
+  0  ready, fits, done        1  degraded or unknown
+  2  blocked or failed        3  the doctor failed or was misused
+  130  interrupted"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command. Returns its exit code; a DoctorError becomes one line on stderr."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = _parser(arguments)
+    args = parser.parse_args(arguments)
+    if not args.command:
+        parser.print_help()
+        return 0
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()
+        return code
+    except DoctorError as error:
+        print(f"vllm-doctor: {error}", file=sys.stderr)  # noqa: T201
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("vllm-doctor: interrupted", file=sys.stderr)  # noqa: T201
+        return 130
+    except BrokenPipeError:
+        # the reader of a pipe has gone; keep the interpreter from complaining when it flushes
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse ends with 2 on misuse, which means "blocked" here: 3 instead."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        self.exit(3, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="vllm-doctor",
+        description="Finds, proves and repairs what stops vLLM on one NVIDIA card.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"vllm-doctor {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+    wanted = next((a for a in arguments if not a.startswith("-")), None)
+    for name, summary in COMMANDS.items():
+        sub = commands.add_parser(
+            name,
+            help=summary,
+            description=summary[0].upper() + summary[1:] + ".",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        if name == wanted:  # only the command that runs is imported
+            module = importlib.import_module(f"doctor.commands.{name}")
+            module.add_arguments(sub)
+            sub.set_defaults(run=module.run)
+    return parser
