@@ -33,13 +33,16 @@ MODULES: tuple[str, ...] = (
 class Check:
     """One check. ``needs`` names Snapshot fields without which it cannot judge.
 
-    ``essential`` checks make the verdict ``unknown`` when they cannot be judged on a live host.
+    ``kind`` is "facts" (judges facts of a host) or "evidence" (judges events of a text); a cause may
+    have one of each, whose results are merged. ``essential`` checks make the verdict ``unknown`` when
+    they cannot be judged on a live host.
     """
 
     id: str
     function: CheckFunction
     needs: tuple[str, ...]
     essential: bool = False
+    kind: str = "facts"
 
     @property
     def summary(self) -> str:
@@ -58,19 +61,19 @@ class Judgement:
     waived: tuple[str, ...] = ()
 
 
-_CHECKS: dict[str, Check] = {}
+_CHECKS: dict[tuple[str, str], Check] = {}
 
 
 def check(
-    cause: str, *, needs: Iterable[str], essential: bool = False
+    cause: str, *, needs: Iterable[str], essential: bool = False, kind: str = "facts"
 ) -> Callable[[CheckFunction], CheckFunction]:
     """Registers a function as the check of one cause. The id must be in the catalogue."""
 
     def register(function: CheckFunction) -> CheckFunction:
-        if cause in _CHECKS:
-            raise ValueError(f"two checks for {cause}")
+        if (cause, kind) in _CHECKS:
+            raise ValueError(f"two {kind} checks for {cause}")
         catalogue.cause(cause)  # raises KeyError for an id that the catalogue lacks
-        _CHECKS[cause] = Check(cause, function, tuple(needs), essential)
+        _CHECKS[cause, kind] = Check(cause, function, tuple(needs), essential, kind)
         return function
 
     return register
@@ -121,25 +124,33 @@ def judge(
     recorded as skipped with the error, never as passed.
     """
     wanted, unwanted = set(only), set(skip)
-    findings: list[Finding] = []
-    skipped: list[Skipped] = []
-    passed: list[str] = []
+    results: dict[str, list[Result]] = {}
     waived: list[str] = []
     for item in checks if checks is not None else registered():
         if wanted and item.id not in wanted:
             continue
         if item.id in unwanted:
-            waived.append(item.id)
+            if item.id not in waived:
+                waived.append(item.id)
             continue
-        result = _run(item, snapshot)
-        if isinstance(result, Finding):
-            findings.append(result)
-        elif isinstance(result, Skipped):
-            skipped.append(result)
-        else:
-            passed.append(item.id)
+        results.setdefault(item.id, []).append(_run(item, snapshot))
+    merged = {cause_id: _merge(several) for cause_id, several in results.items()}
+    findings = [r for r in merged.values() if isinstance(r, Finding)]
+    skipped = [r for r in merged.values() if isinstance(r, Skipped)]
+    passed = [cause_id for cause_id, r in merged.items() if r is None]
     shown = fold(order(findings))
     return Judgement(verdict(shown, skipped), shown, tuple(passed), tuple(skipped), tuple(waived))
+
+
+def _merge(results: list[Result]) -> Result:
+    """The surest finding with everybody's evidence; passed beats skipped only when something was judged."""
+    findings = sorted((r for r in results if isinstance(r, Finding)), key=lambda f: f.confidence.rank)
+    if findings:
+        evidence = dict.fromkeys(e for f in findings for e in f.evidence)
+        return replace(findings[0], evidence=tuple(evidence))
+    if None in results:
+        return None
+    return next(r for r in results if isinstance(r, Skipped))
 
 
 def _run(item: Check, snapshot: Snapshot) -> Result:
