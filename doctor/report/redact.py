@@ -1,0 +1,167 @@
+"""Takes secrets and names out of everything that is shown or saved.
+
+Redacted: tokens and keys, passwords in URLs, e-mail addresses, the user and host name, home folders,
+UUIDs, MAC and public IP addresses. Kept: private and loopback addresses, version numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from doctor.codec import decode, encode
+from doctor.snapshot import Snapshot
+
+#: Names that say nothing about a person or a machine, or that would tear technical text apart.
+_COMMON = frozenset(
+    """root user users admin administrator ubuntu debian fedora arch nobody guest default test tests python python3
+    vllm torch cuda nvidia docker podman linux windows localhost local host server client worker home data model
+    models cache build gpu cpu node app main runner service system desktop laptop workstation pc wsl dev opt usr
+    mnt tmp var run lib bin etc doctor engine api core""".split()
+)
+
+_SENSITIVE = (
+    r"[\w.-]{0,40}(?:token(?!s|iz)|secret|passw(?:or)?d|passphrase|api[_-]?key|apikey|access[_-]?key|private[_-]?key|"
+    r"credential|authorization|auth[_-]?key|cookie)[\w-]{0,40}"
+)
+
+_PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern, flags), replacement)
+    for pattern, replacement, flags in (
+        (
+            r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]{0,20000}?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)",
+            "<private-key>",
+            0,
+        ),
+        (
+            r"\b(https?|ftp|ssh|socks5h?|redis|postgres(?:ql)?|amqp|git)://[^\s/@'\"]{1,200}@",
+            r"\1://<credentials>@",
+            re.I,
+        ),
+        (r"\b(Bearer|Basic)\s+[A-Za-z0-9._~+/=-]{8,}", r"\1 <token>", re.I),
+        (r"\b(?:hf_|api_org_)[A-Za-z0-9]{20,}", "<hf-token>", 0),
+        (r"\b(?:gh[pousr]_|github_pat_|glpat-)[A-Za-z0-9_-]{16,}", "<git-token>", 0),
+        (r"\b(?:sk|pk|rk|nvapi|xox[abpr]|dop_v1|npm|pypi)[-_][A-Za-z0-9_-]{16,}", "<api-key>", 0),
+        (r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b", "<aws-key>", 0),
+        (r"\bAIza[A-Za-z0-9_-]{30,}", "<api-key>", 0),
+        (r"\beyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*", "<jwt>", 0),
+        # a name that promises a secret, then its value; quoting and both JSON and shell forms
+        (
+            rf"(?i)(['\"]?\b{_SENSITIVE}['\"]?\s{{0,4}}[:=]\s{{0,4}})(['\"]?)"
+            r"(?!None\b|null\b|true\b|false\b|<)[^\s'\",;)}\]]{3,}\2",
+            r"\1<secret>",
+            0,
+        ),
+        (rf"(?i)(--{_SENSITIVE}[ =]+)(?!-)\S{{3,}}", r"\1<secret>", 0),
+        (
+            r"\b[A-Za-z0-9][A-Za-z0-9._%+-]{0,63}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){0,4}\.[A-Za-z]{2,12}\b",
+            "<e-mail>",
+            0,
+        ),
+        (r"\b(?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}\b", "<mac>", 0),
+    )
+)
+
+_UUID = re.compile(r"\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b")
+_IPV4 = re.compile(r"(?<![\w.=-])(?:\d{1,3}\.){3}\d{1,3}(?![\w.-]|\.\d)")
+_IPV6 = re.compile(
+    r"(?<![\w:.])(?:[0-9A-Fa-f]{1,4}:){3,7}[0-9A-Fa-f]{1,4}(?![\w:])"
+    r"|(?<![\w:.])[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{1,4}){1,6}::(?:[0-9A-Fa-f]{1,4})?"
+)
+# "nvidia-cublas-cu12   12.4.5.8": a version of four parts, not an address
+_VERSION_BEFORE = re.compile(
+    r"(?i)(?:nvidia|cuda|cudnn|cublas|version|release|lib\w*|cu\d\d|kernel|driver)[\w.+-]*[\s:]+$"
+)
+_HOMES = (
+    re.compile(r"(/home/|/Users/|/mnt/[a-z]/Users/|\b[A-Za-z]:(?:\\{1,2}|/)Users(?:\\{1,2}|/))([^/\\\s'\":,;<>|]{1,64})"),
+)  # fmt: skip
+
+
+class Redactor:
+    """Replaces secrets in text. The same UUID gets the same placeholder within one redactor."""
+
+    def __init__(self, users: Iterable[str] = (), hosts: Iterable[str] = (), homes: Iterable[str] = ()) -> None:
+        self._uuids: dict[str, str] = {}
+        self._homes = sorted(
+            {h.rstrip("/") for h in homes if h.rstrip("/") not in ("", "/root")}, key=len, reverse=True
+        )
+        self._names = tuple(
+            (re.compile(rf"(?<![\w.-]){re.escape(name)}(?![\w-])"), placeholder)
+            for names, placeholder in ((users, "<user>"), (hosts, "<host>"))
+            for name in sorted(set(names), key=len, reverse=True)
+            if len(name) >= 3 and name.lower() not in _COMMON
+        )
+
+    @classmethod
+    def of_this_host(cls) -> Redactor:
+        """Knows this machine's host name, this user and the home folder."""
+        import getpass
+        import os
+        import socket
+
+        users = {os.environ.get(v, "") for v in ("USER", "LOGNAME", "SUDO_USER")}
+        with contextlib.suppress(KeyError, OSError):  # no entry for this uid, as in many containers
+            users.add(getpass.getuser())
+        host = socket.gethostname()
+        hosts = {host, host.partition(".")[0], os.environ.get("WSL_HOSTNAME", "")}
+        return cls(users, hosts, {os.path.expanduser("~")})
+
+    def text(self, text: str) -> str:
+        """``text`` without secrets."""
+        if not text:
+            return text
+        for pattern, replacement in _PATTERNS:
+            text = pattern.sub(replacement, text)
+        for home in self._homes:
+            text = re.sub(rf"{re.escape(home)}(?=[/\s'\":,;)\]]|$)", "~", text)
+        for pattern in _HOMES:
+            text = pattern.sub(r"\1<user>", text)
+        for pattern, placeholder in self._names:
+            text = pattern.sub(placeholder, text)
+        text = _UUID.sub(self._uuid, text)
+        text = _IPV4.sub(_address, text)
+        return _IPV6.sub(_address, text)
+
+    def snapshot(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with every string redacted; package versions are left as they are."""
+        return decode(Snapshot, self._walk(encode(snapshot), ""))
+
+    def value(self, value: Any) -> Any:
+        """Any JSON value with every string redacted."""
+        return self._walk(value, "")
+
+    def _walk(self, value: Any, key: str) -> Any:
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, list):
+            return [self._walk(v, key) for v in value]
+        if isinstance(value, dict):
+            if (
+                key == "packages"
+            ):  # names and versions: nothing personal, and four-part versions look like addresses
+                return value
+            return {k: self._secret(k, v) if isinstance(v, str) else self._walk(v, k) for k, v in value.items()}
+        return value
+
+    def _secret(self, key: str, value: str) -> str:
+        if value and re.fullmatch(_SENSITIVE, key, re.I) and not key.endswith("_present"):
+            return "<secret>"
+        return self.text(value)
+
+    def _uuid(self, match: re.Match[str]) -> str:
+        key = match.group().lower()
+        return self._uuids.setdefault(key, f"<uuid-{len(self._uuids) + 1}>")
+
+
+def _address(match: re.Match[str]) -> str:
+    text = match.group()
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return text
+    if not address.is_global or _VERSION_BEFORE.search(match.string[max(0, match.start() - 60) : match.start()]):
+        return text
+    return "<address>"
