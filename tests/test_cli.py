@@ -1,0 +1,147 @@
+"""The command line as a user meets it: streams, exit codes, one-line errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from doctor.facts import DriverFacts, GpuFacts, SystemFacts, WslFacts
+from doctor.snapshot import Snapshot, dumps
+
+DOCTOR = [sys.executable, "-m", "doctor"]
+
+
+def run(*args: str, stdin: str | None = None, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*DOCTOR, *args], capture_output=True, text=True, timeout=60, input=stdin, cwd=cwd)
+
+
+@pytest.fixture
+def healthy(tmp_path: Path) -> str:
+    """A saved snapshot with a card that works."""
+    snapshot = Snapshot(
+        system=SystemFacts(os_id="ubuntu", os_name="Ubuntu 24.04", in_container=False),
+        wsl=WslFacts(version=0),
+        driver=DriverFacts(nvml_status="ok", version="580.95.05", cuda="13.0", module_version="580.95.05"),
+        gpus=(
+            GpuFacts(
+                0,
+                name="NVIDIA GeForce RTX 3090",
+                compute_capability="8.6",
+                total_bytes=25769803776,
+                cuda_total_bytes=25310000000,
+                cuda_free_bytes=25000000000,
+                processes=(),
+            ),
+        ),
+    )
+    path = tmp_path / "healthy.json"
+    path.write_text(dumps(snapshot))
+    return str(path)
+
+
+def one_line(result: subprocess.CompletedProcess[str]) -> str:
+    assert "Traceback" not in result.stderr
+    assert result.stderr.count("\n") == 1, result.stderr
+    return result.stderr
+
+
+def test_help_names_every_command_and_the_exit_codes() -> None:
+    result = run("--help")
+    assert result.returncode == 0
+    for word in ("check", "smoke", "exit codes"):
+        assert word in result.stdout
+    assert run().stdout == result.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["chekc"], "invalid choice"),
+        (["check", "--no-such-option"], "unrecognized arguments"),
+        (["check", "--only", "no-such-check"], "no check is called 'no-such-check'"),
+        (["check", "--from", "/no/such/file"], "cannot read /no/such/file: No such file or directory"),
+        (["check", "--from", "/tmp"], "cannot read /tmp: Is a directory"),
+        (["check", "--port", "many"], "invalid int value"),
+    ],
+)
+def test_misuse_is_one_line_and_exit_3(args: list[str], says: str) -> None:
+    result = run(*args)
+    assert result.returncode == 3
+    assert says in one_line(result)
+    assert result.stdout == ""
+
+
+def test_a_broken_snapshot_is_one_line(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.json"
+    bad.write_text('{"schema_version": 1, "gpus": [{"index": "x"}]}')
+    result = run("check", "--from", str(bad))
+    assert result.returncode == 3
+    assert "$.gpus[0].index" in one_line(result)
+
+
+def test_a_snapshot_that_cannot_be_written_is_one_line(healthy: str) -> None:
+    result = run("check", "--from", healthy, "--save", "/no/such/folder/x.json")
+    assert result.returncode == 3
+    assert "cannot write /no/such/folder/x.json" in one_line(result)
+
+
+def test_json_is_one_object_on_stdout_and_nothing_else(healthy: str) -> None:
+    result = run("check", "--from", healthy, "--json")
+    answer = json.loads(result.stdout)
+    assert answer["command"] == "check"
+    assert answer["verdict"] in ("ready", "degraded")
+    assert result.returncode == {"ready": 0, "degraded": 1}[answer["verdict"]]
+    assert result.stderr == ""
+
+
+def test_stdin_save_and_replay_agree(healthy: str, tmp_path: Path) -> None:
+    first = json.loads(run("check", "--from", healthy, "--json", "--save", str(tmp_path / "copy.json")).stdout)
+    again = json.loads(run("check", "--from", "-", "--json", stdin=(tmp_path / "copy.json").read_text()).stdout)
+    assert first == again
+
+
+def test_skip_is_recorded_as_waived_and_list_lists(healthy: str) -> None:
+    ids = [c["id"] for c in json.loads(run("check", "--list", "--json").stdout)["checks"]]
+    assert len(ids) > 40
+    answer = json.loads(run("check", "--from", healthy, "--json", "--skip", ids[0]).stdout)
+    assert answer["waived"] == [ids[0]]
+    only = json.loads(run("check", "--from", healthy, "--json", "--only", ids[0]).stdout)
+    assert len(only["findings"]) + len(only["passed"]) + len(only["skipped"]) == 1
+
+
+def test_strict_makes_anything_but_ready_exit_2(tmp_path: Path) -> None:
+    empty = tmp_path / "unknown.json"
+    empty.write_text(dumps(Snapshot(system=SystemFacts(os_id="debian"))))
+    assert run("check", "--from", str(empty)).returncode == 1
+    assert run("check", "--from", str(empty), "--strict").returncode == 2
+
+
+def test_a_closed_pipe_is_no_traceback(healthy: str) -> None:
+    process = subprocess.Popen(
+        [*DOCTOR, "check", "--from", healthy, "-v", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert b"Traceback" not in process.stderr.read()
+    process.wait(30)
+
+
+def test_interrupt_is_130_and_one_line(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)  # reading it waits for ever
+    process = subprocess.Popen(
+        [*DOCTOR, "check", "--from", str(fifo)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert stderr.decode() == "vllm-doctor: interrupted\n"
