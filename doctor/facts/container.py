@@ -38,4 +38,13 @@ class ContainerFacts:
     dev_char_nvidia_links: bool | None = None
     gpu_container_ok: bool | None = None  # --deep only
     gpu_container_output: str | None = None
+    gpu_container_skipped: str | None = None  # why a --deep run did not start one
+    docker_context: str | None = None  # name of the client's context, when one is chosen
+    docker_socket_group: str | None = None  # group that owns the daemon's socket
+    nvidia_hook: str | None = None  # path of nvidia-container-runtime-hook, which --gpus needs ("" = none)
+    container_cli_version: str | None = None  # nvidia-container-cli --version
+    cdi_files: tuple[str, ...] | None = None  # files in the CDI folders that describe NVIDIA devices
+    data_total_bytes: int | None = None
+    daemon_json_default_runtime: str | None = None
+    daemon_json_error: str | None = None  # why it is not valid: line and reason
     sources: Mapping[str, str] = field(default_factory=dict)

@@ -87,6 +87,9 @@ class Host(Protocol):
     def realpath(self, path: str) -> str:
         """The path with all links resolved."""
 
+    def readlink(self, path: str) -> str | None:
+        """Where a symbolic link points, unresolved, or None. Never touches the target."""
+
     def stat(self, path: str) -> os.stat_result | None:
         """``os.stat`` or None."""
 
@@ -95,6 +98,9 @@ class Host(Protocol):
 
     def which(self, name: str) -> str | None:
         """The absolute path of a program on the host's PATH."""
+
+    def local_path(self, path: str) -> str:
+        """Where this process finds an absolute path of the host: for sockets, which only the kernel opens."""
 
     def time(self) -> float:
         """Seconds since the epoch."""
@@ -110,6 +116,11 @@ class LocalHost:
     @property
     def env(self) -> Mapping[str, str]:
         return self._env
+
+    @property
+    def root(self) -> str:
+        """The folder that stands for "/", or "" for the running machine itself."""
+        return self._root
 
     def _path(self, path: str) -> str:
         return self._root + path if self._root and path.startswith("/") else path
@@ -166,10 +177,15 @@ class LocalHost:
         except (OSError, ValueError):
             return None
         try:
-            chunks = []
+            chunks: list[bytes] = []
             left = limit
             while left > 0:
-                chunk = os.read(fd, min(left, 1 << 16))
+                try:
+                    chunk = os.read(fd, min(left, 1 << 16))
+                except BlockingIOError:  # the end of /dev/kmsg, or a pipe that has nothing to say now
+                    if not chunks:
+                        return None
+                    break
                 if not chunk:
                     break
                 chunks.append(chunk)
@@ -207,6 +223,13 @@ class LocalHost:
         real = os.path.realpath(self._path(path))
         return real[len(self._root) :] if self._root and real.startswith(self._root) else real
 
+    def readlink(self, path: str) -> str | None:
+        try:
+            target = os.readlink(self._path(path))
+        except (OSError, ValueError):
+            return None
+        return target[len(self._root) :] if self._root and target.startswith(self._root + "/") else target
+
     def stat(self, path: str) -> os.stat_result | None:
         try:
             return os.stat(self._path(path))
@@ -227,6 +250,9 @@ class LocalHost:
             if os.access(self._path(candidate), os.X_OK) and not self.is_dir(candidate):
                 return candidate
         return None
+
+    def local_path(self, path: str) -> str:
+        return self._path(path)
 
     def time(self) -> float:
         return time.time()

@@ -47,6 +47,7 @@ PROBES: tuple[Probe, ...] = (
     Probe("python", "doctor.host.python_env", 5.0),
     Probe("storage", "doctor.host.storage", 3.0),
     Probe("network", "doctor.host.network", 3.0),
+    Probe("serving", "doctor.host.serving", 1.0),
 )
 
 

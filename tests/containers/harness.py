@@ -35,8 +35,10 @@ _NON_FREE = (
     "sed -i 's/^Components: .*/Components: main non-free non-free-firmware/' "
     "/etc/apt/sources.list.d/*.sources 2>/dev/null; true"
 )
-_ENTRY = r"""RUN printf '%s\n' '#!/opt/doctor/bin/python' 'import sys' 'from doctor.cli import main' 'sys.exit(main())' \
- > /usr/local/bin/vllm-doctor && chmod 755 /usr/local/bin/vllm-doctor"""
+_ENTRY = (
+    r"RUN printf '%s\n' '#!/opt/doctor/bin/python' 'import sys' 'from doctor.cli import main' "
+    "'sys.exit(main())' > /usr/local/bin/vllm-doctor && chmod 755 /usr/local/bin/vllm-doctor"
+)
 
 #: name -> (parent, Dockerfile lines after FROM). "base" is the plain suite.
 RECIPES: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -110,7 +112,7 @@ class Docker:
         )
 
     def base(self, suite: str) -> str:
-        """The plain image of a suite: ``VLLM_DOCTOR_TEST_BASES=bookworm=IMAGE,trixie=IMAGE`` or local/SUITE:minbase."""
+        """The plain image of a suite: VLLM_DOCTOR_TEST_BASES=bookworm=IMAGE,..., or local/SUITE:minbase."""
         named = dict(
             item.split("=", 1) for item in os.environ.get("VLLM_DOCTOR_TEST_BASES", "").split(",") if "=" in item
         )
@@ -200,7 +202,8 @@ def download(requirements: Sequence[str], python: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     argv = [
         sys.executable, "-m", "pip", "-q", "download", "--only-binary=:all:", "--python-version", python,
-        "--platform", "manylinux2014_x86_64", "--platform", "manylinux_2_28_x86_64", "-d", str(folder), *requirements,
+        "--platform", "manylinux2014_x86_64", "--platform", "manylinux_2_28_x86_64", "-d", str(folder),
+        *requirements,
     ]  # fmt: skip
     done = subprocess.run(argv, capture_output=True, text=True, timeout=240)
     if done.returncode != 0:
@@ -214,7 +217,7 @@ def uv_program(cache: Path) -> Path:
         folder = cache / "uv-wheel"
         download(["uv"], "3.11", folder)
         with zipfile.ZipFile(next(folder.glob("uv-*.whl"))) as wheel:
-            inside = next(n for n in wheel.namelist() if n.endswith("/bin/uv") or n.endswith("scripts/uv"))
+            inside = next(n for n in wheel.namelist() if n.endswith(("/bin/uv", "scripts/uv")))
             program.parent.mkdir(exist_ok=True)
             program.write_bytes(wheel.read(inside))
         program.chmod(0o755)
