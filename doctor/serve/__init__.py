@@ -1,0 +1,1 @@
+"""Running a vLLM server: its environment, command, life cycle and log; asking it; reading its counters."""

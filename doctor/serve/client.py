@@ -1,0 +1,271 @@
+"""Asks a vLLM server over HTTP: standard library only, a deadline on every call, times taken while streaming."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from doctor.serve.metrics import Metrics, parse
+
+#: Largest body that is read in one piece (the metrics of a busy server are below 1 MB).
+_BODY_LIMIT = 16 << 20
+
+
+class ServerError(Exception):
+    """The server could not be asked, or answered something unusable; one line."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One streamed completion. Times in seconds since the request was sent; None = did not happen.
+
+    ``error`` says why the answer is not whole: an HTTP error, an error object in the stream, a stream
+    that ended early, a deadline. ``top_logprobs`` are per token, as the API gives them.
+    """
+
+    status: int | None = None
+    text: str = ""
+    finish_reason: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None  # None: the server gives no details
+    ttft_s: float | None = None
+    total_s: float = 0.0
+    tokens: tuple[str, ...] = ()
+    top_logprobs: tuple[Mapping[str, float], ...] = ()
+    error: str | None = None
+    timed_out: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """True for a whole answer."""
+        return self.error is None
+
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        """Tokens after the first, by the time after the first."""
+        if self.ttft_s is None or not self.completion_tokens or self.completion_tokens < 2:
+            return None
+        seconds = self.total_s - self.ttft_s
+        return (self.completion_tokens - 1) / seconds if seconds > 0 else None
+
+
+class Client:
+    """Talks to one server. ``deadline_s`` bounds each request as a whole."""
+
+    def __init__(self, port: int, model: str, *, host: str = "127.0.0.1", deadline_s: float = 120.0) -> None:
+        self.host = host
+        self.port = port
+        self.model = model
+        self.deadline_s = deadline_s
+
+    def healthy(self, timeout_s: float = 2.0) -> bool:
+        """True when /health answers 200. It proves only that the HTTP server runs: ask the model too."""
+        try:
+            status, _ = self._call("GET", "/health", None, timeout_s)
+        except ServerError:
+            return False
+        return status == 200
+
+    def get(self, path: str, timeout_s: float = 10.0) -> Any:
+        """A JSON document. Raises ServerError."""
+        return self._json(*self._call("GET", path, None, timeout_s))
+
+    def metrics(self, timeout_s: float = 10.0) -> Metrics:
+        """The server's counters. Raises ServerError."""
+        status, body = self._call("GET", "/metrics", None, timeout_s)
+        if status != 200:
+            raise ServerError(f"/metrics answered HTTP {status}")
+        return parse(body.decode("utf-8", "replace"))
+
+    def tokenize(self, text: str, timeout_s: float = 30.0) -> list[int]:
+        """The token ids of a text. Raises ServerError."""
+        body = {"model": self.model, "prompt": text, "add_special_tokens": False}
+        tokens = self._json(*self._call("POST", "/tokenize", body, timeout_s)).get("tokens")
+        if not isinstance(tokens, list) or not all(isinstance(t, int) for t in tokens):
+            raise ServerError("/tokenize gave no list of token ids")
+        return tokens
+
+    def complete(self, prompt: str | Sequence[int], max_tokens: int, **options: Any) -> Answer:
+        """A streamed /v1/completions at temperature 0. Never raises for what the server does."""
+        body = {"prompt": prompt if isinstance(prompt, str) else list(prompt), **self._common(max_tokens, options)}
+        return self._stream("/v1/completions", body)
+
+    def chat(self, text: str, max_tokens: int, **options: Any) -> Answer:
+        """A streamed /v1/chat/completions with one user message at temperature 0."""
+        body = {"messages": [{"role": "user", "content": text}], **self._common(max_tokens, options)}
+        return self._stream("/v1/chat/completions", body)
+
+    def _common(self, max_tokens: int, options: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **options,
+        }
+
+    def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
+
+    def _call(self, method: str, path: str, body: Any, timeout_s: float) -> tuple[int, bytes]:
+        connection = self._connect(timeout_s)
+        try:
+            payload = None if body is None else json.dumps(body).encode()
+            headers = {"Content-Type": "application/json"} if payload else {}
+            connection.request(method, path, payload, headers)
+            response = connection.getresponse()
+            return response.status, response.read(_BODY_LIMIT)
+        except (OSError, http.client.HTTPException) as error:
+            raise ServerError(f"{path}: {_reason(error, timeout_s)}") from None
+        finally:
+            connection.close()
+
+    def _json(self, status: int, body: bytes) -> Any:
+        if status != 200:
+            raise ServerError(f"HTTP {status}: {_message(body)}")
+        try:
+            return json.loads(body)
+        except ValueError:
+            raise ServerError("the answer is not JSON") from None
+
+    def _stream(self, path: str, body: Mapping[str, Any]) -> Answer:
+        reader = _StreamReader()
+        began = time.monotonic()
+        deadline = began + self.deadline_s
+        connection = self._connect(self.deadline_s)
+        try:
+            connection.request("POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            reader.status = response.status
+            if response.status != 200:
+                reader.error = f"HTTP {response.status}: {_message(response.read(_BODY_LIMIT))}"
+            else:
+                for event in _events(response, connection, deadline):
+                    reader.take(event, time.monotonic() - began)
+                    if reader.done or reader.error:
+                        break
+                if not reader.done and reader.error is None:
+                    reader.error = "the stream ended before its last message"
+        except TimeoutError:
+            reader.timed_out = True
+            reader.error = f"no whole answer within {self.deadline_s:g} s"
+        except (OSError, http.client.HTTPException) as error:
+            reader.error = _reason(error, self.deadline_s)
+        finally:
+            connection.close()
+        return reader.answer(time.monotonic() - began)
+
+
+class _StreamReader:
+    """Collects the messages of one stream."""
+
+    def __init__(self) -> None:
+        self.status: int | None = None
+        self.error: str | None = None
+        self.timed_out = False
+        self.done = False
+        self.ttft: float | None = None
+        self.last: float | None = None
+        self.parts: list[str] = []
+        self.finish: str | None = None
+        self.usage: Mapping[str, Any] = {}
+        self.tokens: list[str] = []
+        self.tops: list[Mapping[str, float]] = []
+
+    def take(self, data: str, at: float) -> None:
+        if data == "[DONE]":
+            self.done = True
+            return
+        try:
+            message = json.loads(data)
+        except ValueError:
+            self.error = f"a message of the stream is not JSON: {data[:80]!r}"
+            return
+        if not isinstance(message, dict) or message.get("error") or "choices" not in message:
+            # vLLM ends the stream of a dead engine with an error object and HTTP status 200
+            self.error = f"the stream ended with an error: {_error_text(message)}"
+            return
+        if isinstance(message.get("usage"), dict):
+            self.usage = message["usage"]
+        for choice in message["choices"]:
+            self._choice(choice, at)
+
+    def _choice(self, choice: Mapping[str, Any], at: float) -> None:
+        delta = choice.get("delta") or {}
+        # reasoning parsers move text into a field of their own; it is generated text all the same
+        text = choice.get("text") or delta.get("content") or ""
+        text += delta.get("reasoning_content") or delta.get("reasoning") or ""
+        logprobs = choice.get("logprobs") or {}
+        self.tokens += logprobs.get("tokens") or []
+        self.tops += logprobs.get("top_logprobs") or []
+        if text or logprobs.get("tokens"):
+            self.ttft = at if self.ttft is None else self.ttft
+            self.last = at
+        self.parts.append(text)
+        self.finish = choice.get("finish_reason") or self.finish
+
+    def answer(self, total: float) -> Answer:
+        details = self.usage.get("prompt_tokens_details") or {}
+        return Answer(
+            status=self.status,
+            text="".join(self.parts),
+            finish_reason=self.finish,
+            prompt_tokens=_whole(self.usage.get("prompt_tokens")),
+            completion_tokens=_whole(self.usage.get("completion_tokens")),
+            cached_tokens=_whole(details.get("cached_tokens")) if isinstance(details, dict) else None,
+            ttft_s=self.ttft,
+            total_s=self.last if self.last is not None and self.error is None else total,
+            tokens=tuple(self.tokens),
+            top_logprobs=tuple(self.tops),
+            error=self.error,
+            timed_out=self.timed_out,
+        )
+
+
+def _events(
+    response: http.client.HTTPResponse, connection: http.client.HTTPConnection, deadline: float
+) -> Iterator[str]:
+    """The data of each server-sent event. Raises TimeoutError at the deadline."""
+    while True:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        if connection.sock is not None:  # None once the server has announced the end
+            connection.sock.settimeout(left)
+        line = response.readline(_BODY_LIMIT)
+        if not line:
+            return
+        if line.startswith(b"data:"):
+            yield line[5:].strip().decode("utf-8", "replace")
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _message(body: bytes) -> str:
+    try:
+        return _error_text(json.loads(body))
+    except ValueError:
+        return body[:200].decode("utf-8", "replace").strip() or "empty answer"
+
+
+def _error_text(message: Any) -> str:
+    inner = message.get("error", message) if isinstance(message, dict) else message
+    if isinstance(inner, dict):
+        inner = inner.get("message") or inner.get("detail") or json.dumps(inner)
+    return " ".join(str(inner).split())[:300]
+
+
+def _reason(error: BaseException, timeout_s: float) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no answer within {timeout_s:g} s"
+    if isinstance(error, http.client.IncompleteRead):
+        return "the connection ended in the middle of the answer"
+    return (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()

@@ -1,0 +1,120 @@
+"""The command line and environment of the server that is tried."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from doctor.errors import DoctorError
+from doctor.serve.environment import VllmEnvironment
+
+#: Flags the doctor sets itself: the server must listen where the doctor asks, and nowhere else.
+RESERVED = {
+    "--host": "it listens on 127.0.0.1 only",
+    "--port": "use the doctor's own --port",
+    "--uds": "it is asked over 127.0.0.1",
+    "--served-model-name": "the doctor names it",
+    "--api-key": "it listens on 127.0.0.1 and lives for the test only",
+    "--ssl-keyfile": "it is asked over plain HTTP on 127.0.0.1",
+    "--root-path": "it is asked at the root",
+    "--headless": "it must answer requests",
+}
+
+SERVED_NAME = "smoke"
+#: vLLM's CPU block size, so that the hybrid block of a small Qwen3.5 is the GPU's (528, or 544 with MTP 2).
+CPU_BLOCK_SIZE = 32
+#: Whole GiB of KV cache for a CPU server.
+CPU_KV_GIB = 1
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is tried. ``utilization`` is the share of the card's memory and means nothing on a CPU."""
+
+    model: str
+    model_is_local: bool
+    mtp: int
+    max_model_len: int
+    utilization: float
+    extra: tuple[str, ...] = ()
+
+    @property
+    def draft_tokens(self) -> int:
+        """Draft tokens after the user's own arguments; 0 without speculative decoding."""
+        given = option(self.extra, "--speculative-config")
+        if given is None:
+            return self.mtp
+        try:
+            return int(json.loads(given).get("num_speculative_tokens", 0))
+        except (ValueError, TypeError, AttributeError):
+            raise DoctorError(f"--speculative-config is not a JSON object: {given}") from None
+
+    @property
+    def prefix_caching(self) -> bool:
+        """Whether prefix caching is on after the user's own arguments."""
+        return "--no-enable-prefix-caching" not in self.extra
+
+
+@dataclass(frozen=True)
+class ServeCommand:
+    """``env`` holds what is set on top of the caller's environment, ``unset`` what is taken away."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    unset: tuple[str, ...]
+    port: int
+    served_name: str = SERVED_NAME
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """The complete environment of the server."""
+        return {**{k: v for k, v in base.items() if k not in self.unset}, **self.env}
+
+
+def option(arguments: Sequence[str], name: str) -> str | None:
+    """The last value of ``--name VALUE`` or ``--name=VALUE``, or None. Underscores count as dashes."""
+    value = None
+    for position, argument in enumerate(arguments):
+        flag, equals, tail = argument.partition("=")
+        if flag.replace("_", "-") == name:
+            if equals:
+                value = tail
+            elif position + 1 < len(arguments):
+                value = arguments[position + 1]
+    return value
+
+
+def check_extra(extra: Sequence[str]) -> None:
+    """Refuses serve arguments that would move the server away from the doctor. Raises DoctorError."""
+    for argument in extra:
+        flag = argument.partition("=")[0].replace("_", "-")
+        if flag in RESERVED:
+            raise DoctorError(f"{flag} cannot be given after --: {RESERVED[flag]}")
+    if extra and not extra[0].startswith("-"):
+        raise DoctorError(f"{extra[0]!r} after --: only vLLM's own options can follow; the model is --model")
+
+
+def build(environment: VllmEnvironment, settings: Settings, port: int) -> ServeCommand:
+    """The command for these settings. The user's own arguments come last, so they win."""
+    argv = [
+        *environment.command, "serve", settings.model,
+        "--host", "127.0.0.1", "--port", str(port), "--served-model-name", SERVED_NAME,
+        "--max-model-len", str(settings.max_model_len),
+        "--enable-prefix-caching", "--enable-prompt-tokens-details",
+    ]  # fmt: skip
+    # PYTHONDONTWRITEBYTECODE makes each of vLLM's processes compile its sources anew: 153 s instead of 48 s
+    # to /health, measured. VLLM_API_KEY would lock the doctor out.
+    unset = ["PYTHONDONTWRITEBYTECODE", "VLLM_API_KEY"]
+    env = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    if environment.cpu:
+        argv += ["--enforce-eager", "--block-size", str(CPU_BLOCK_SIZE)]
+        env["VLLM_CPU_KVCACHE_SPACE"] = str(CPU_KV_GIB)
+    else:
+        # always explicit: defaults differ between versions (0.9, 0.92)
+        argv += ["--gpu-memory-utilization", f"{settings.utilization:g}"]
+    if settings.mtp:
+        config = {"method": "mtp", "num_speculative_tokens": settings.mtp}
+        argv += ["--speculative-config", json.dumps(config, separators=(",", ":"))]
+    if settings.model_is_local:
+        env["HF_HUB_OFFLINE"] = "1"
+    return ServeCommand((*argv, *settings.extra), env, tuple(unset), port)

@@ -1,0 +1,233 @@
+"""Runs the server and ends its whole process tree, whatever happens to the doctor.
+
+A small program of its own: the doctor starts it by path (``python -I -S supervisor.py``), so it uses the
+standard library only and imports nothing of the package. The doctor holds the write end of its standard
+input. When that closes, because the doctor finished, crashed or was killed with SIGKILL, the server and
+everything it started are ended.
+
+vLLM renames its children (``VLLM::EngineCore``), which overwrites ``/proc/PID/environ``, and they live on
+when the API server is killed. So children are found by descent: this process adopts every orphan below it
+(PR_SET_CHILD_SUBREAPER). The process group, the session and a marker in the environment are asked as well.
+
+Usage: supervisor.py GRACE_S MARKER LOG -- PROGRAM [ARGUMENT...]
+Standard input: lines ``stop`` (SIGTERM, GRACE_S seconds, SIGKILL) or ``kill`` (SIGKILL at once).
+Standard output: one JSON object a line: started, failed, exited, gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+#: Name of the environment variable that marks everything one run has started.
+MARKER = "VLLM_DOCTOR_RUN"
+#: Seconds that children get to end by themselves after the server has ended.
+ORPHAN_GRACE_S = 2.0
+#: Seconds after SIGKILL until processes that still exist are reported (stuck in the kernel).
+KILL_WAIT_S = 10.0
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def processes() -> dict[int, tuple[int, int, int]]:
+    """Every living process: pid -> (parent, process group, session). Zombies are left out."""
+    table = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            continue  # it ended meanwhile
+        if fields[0] not in (b"Z", b"X"):
+            table[int(name)] = (int(fields[1]), int(fields[2]), int(fields[3]))
+    return table
+
+
+def marked(pid: int, marker: str) -> bool:
+    """True when the process was started with our marker in its environment (and has not overwritten it)."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return f"{MARKER}={marker}".encode() in file.read().split(b"\0")
+    except OSError:
+        return False
+
+
+def living(root: int | None, session: int, marker: str) -> set[int]:
+    """What still belongs to a run: descendants of ``root``, members of the session or group, marked ones.
+
+    ``root`` itself and the asking process never belong.
+    """
+    table = processes()
+    found = {p for p, (_, group, sid) in table.items() if session in (group, sid) or marked(p, marker)}
+    parents = {root} if root is not None else set()
+    parents |= found
+    while parents:
+        parents = {p for p, (parent, _, _) in table.items() if parent in parents and p not in found}
+        found |= parents
+    return found - {root, os.getpid()}
+
+
+def send(pids: set[int], number: int) -> None:
+    """Signals each process that still exists."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(pid, number)
+
+
+class Supervisor:
+    """State of one run."""
+
+    def __init__(self, grace: float, marker: str, log: str, command: list[str]) -> None:
+        self.grace = grace
+        self.marker = marker
+        self.log = log
+        self.command = command
+        self.pid = 0
+        self.status: int | None = None
+        self.order = ""  # "", "stop" or "kill"
+        self._input = b""
+        self._listening = True
+
+    def run(self) -> int:
+        """Starts, waits, ends. Returns 0 when nothing is left of the run."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        wake, waker = os.pipe()
+        os.set_blocking(wake, False)
+        os.set_blocking(waker, False)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        # handlers, not SIG_IGN: an ignored signal would stay ignored in the server
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: self._ordered("stop"))
+        try:
+            self._start(libc)
+        except OSError as error:
+            tell(event="failed", error=error.strerror or str(error))
+            return 1
+        tell(event="started", pid=self.pid)
+        while self.status is None and not self.order:
+            self._listen(wake, 1.0)
+        left = self._end(wake)
+        tell(event="gone", left=sorted(left))
+        return 1 if left else 0
+
+    def _start(self, libc: ctypes.CDLL) -> None:
+        me = os.getpid()
+
+        def before_exec() -> None:
+            # this process may be killed too: then the server gets SIGTERM from the kernel
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+            if os.getppid() != me:
+                os._exit(1)
+
+        with open(self.log, "ab") as log:
+            process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, MARKER: self.marker},
+                start_new_session=True,
+                preexec_fn=before_exec,
+            )
+        self.pid = process.pid
+        process.returncode = 0  # reaped below with everything else, never by this object
+
+    def _ordered(self, order: str) -> None:
+        if self.order != "kill":
+            self.order = order
+
+    def _listen(self, wake: int, seconds: float) -> None:
+        """Waits for a signal or an order for at most ``seconds``, then collects ended children."""
+        watched = [wake, 0] if self._listening else [wake]
+        ready, _, _ = select.select(watched, [], [], seconds)
+        if wake in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(wake, 4096)
+        if 0 in ready:
+            self._read_order()
+        self._reap()
+
+    def _read_order(self) -> None:
+        data = os.read(0, 4096)
+        if not data:  # the doctor is gone
+            self._ordered("stop")
+            self._listening = False
+            return
+        self._input += data
+        *lines, self._input = self._input.split(b"\n")
+        for line in lines:
+            if line in (b"stop", b"kill"):
+                self._ordered(line.decode())
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self.pid and self.status is None:
+                self.status = os.waitstatus_to_exitcode(status)
+                tell(event="exited", code=self.status)
+
+    def _left(self) -> set[int]:
+        self._reap()
+        return living(os.getpid(), self.pid, self.marker)
+
+    def _end(self, wake: int) -> set[int]:
+        if not self.order:  # the server ended first; what is left of it may still be writing its traceback
+            self._wait(wake, ORPHAN_GRACE_S, "")
+        left = self._left()
+        if left and self.order != "kill":
+            send(left, signal.SIGTERM)
+            left = self._wait(wake, self.grace, "kill")
+        deadline = time.monotonic() + KILL_WAIT_S
+        while left and time.monotonic() < deadline:
+            send(left, signal.SIGKILL)
+            self._listen(wake, 0.05)
+            left = self._left()
+        return left
+
+    def _wait(self, wake: int, seconds: float, until: str) -> set[int]:
+        """Waits until nothing is left, ``seconds`` have passed or the order ``until`` (or any) came."""
+        deadline = time.monotonic() + seconds
+        left = self._left()
+        while left and time.monotonic() < deadline:
+            self._listen(wake, 0.05)
+            left = self._left()
+            if self.order and (not until or self.order == until):
+                break
+        return left
+
+
+def tell(**event: object) -> None:
+    """One line to the doctor, if it still listens."""
+    with contextlib.suppress(OSError):
+        os.write(1, (json.dumps(event) + "\n").encode())
+
+
+def main(arguments: list[str]) -> int:
+    """Runs one supervisor with the arguments of the usage line."""
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    grace, marker, log, dashes, *command = arguments
+    if dashes != "--" or not command:
+        sys.stderr.write("usage: supervisor.py GRACE_S MARKER LOG -- PROGRAM [ARGUMENT...]\n")
+        return 2
+    return Supervisor(float(grace), marker, log, command).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

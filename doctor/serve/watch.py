@@ -1,0 +1,58 @@
+"""Waits until a server answers /health, and says where it stopped when it does not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from doctor.serve.client import Client
+from doctor.serve.log import HANG_HINTS, LogFollower
+from doctor.serve.server import Exit, Server
+
+_STEP_S = 0.25
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """``state``: "healthy", "died" (see ``exit``) or "timeout". ``phase`` is the last one reached."""
+
+    state: str
+    phase: str
+    seconds: float
+    quiet_s: float = 0.0  # since the last line of the log
+    last_line: str = ""
+    exit: Exit | None = None
+
+    @property
+    def hint(self) -> str:
+        """What to look at when it hung."""
+        return HANG_HINTS[self.phase]
+
+
+def wait_healthy(
+    server: Server, client: Client, log: LogFollower, timeout_s: float, on_phase: Callable[[str], None]
+) -> Readiness:
+    """Returns when /health answers 200, the process ends, or ``timeout_s`` seconds have passed."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        ended = server.poll(_STEP_S)
+        log.read()
+        on_phase(log.phase)
+        if ended is not None:
+            return _readiness("died", log, ended)
+        left = deadline - time.monotonic()
+        if left > 0 and client.healthy(timeout_s=min(2.0, left)):
+            # somebody else's server could answer on a stolen port: ours must still run
+            if server.poll(0.0) is None:
+                log.read()
+                log.enter("healthy")
+                on_phase(log.phase)
+                return _readiness("healthy", log)
+        elif left <= 0:
+            return _readiness("timeout", log)
+
+
+def _readiness(state: str, log: LogFollower, ended: Exit | None = None) -> Readiness:
+    quiet = time.monotonic() - log.last_line_at
+    return Readiness(state, log.phase, round(log.seconds, 1), round(quiet, 1), log.last_line[:300], ended)
