@@ -20,6 +20,7 @@ MODULES: tuple[str, ...] = (
     "doctor.checks.wsl",
     "doctor.checks.compiler",
     "doctor.checks.container",
+    "doctor.checks.docker_engine",
     "doctor.checks.python_env",
     "doctor.checks.memory",
     "doctor.checks.host",
