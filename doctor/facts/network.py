@@ -16,8 +16,11 @@ class NetworkFacts:
     hub_resolves: bool | None = None  # name resolution only
     hub_error: str | None = None
     port: int | None = None
+    port_given: bool | None = None  # asked for with --port; else the default is looked at
     port_taken: bool | None = None
     port_listener: str | None = None
     port_listener_pid: int | None = None
     port_listener_age_s: float | None = None
+    port_listener_is_vllm: bool | None = None
+    port_address: str | None = None  # address it listens on, "0.0.0.0:8000"
     sources: Mapping[str, str] = field(default_factory=dict)

@@ -21,6 +21,7 @@ class SystemFacts:
     cpu_count: int | None = None  # usable by this process
     cpu_flags: tuple[str, ...] | None = None  # of those that matter: avx2, avx512f, amx_tile, ...
     cpu_governors: tuple[str, ...] | None = None  # distinct scaling governors
+    cpu_scaling_driver: str | None = None  # "intel_pstate", "amd-pstate-epp", "acpi-cpufreq"
     ram_total_bytes: int | None = None
     ram_available_bytes: int | None = None
     swap_total_bytes: int | None = None

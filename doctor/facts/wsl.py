@@ -24,6 +24,9 @@ class WslFacts:
     linux_driver_packages: tuple[str, ...] | None = None  # driver packages installed inside the distribution
     libcuda_resolved: str | None = None  # path the loader resolves libcuda.so.1 to
     libnvidia_ml_resolved: str | None = None
+    libcuda_so_resolved: str | None = None  # the same for the plain name libcuda.so
+    library_path: str | None = None  # LD_LIBRARY_PATH ("" = not set)
+    signs: tuple[str, ...] = ()  # what tells that this is (not) WSL
     cwd_on_windows_drive: bool | None = None
     windows_build: int | None = None  # 19045, 22631
     pin_memory_kernel_ok: bool | None = None  # first gate: kernel >= 4.19.121
