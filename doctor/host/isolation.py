@@ -31,12 +31,25 @@ _LAYERS = (
 )
 
 
+#: PROC_PID_INIT_INO of the kernel (include/linux/proc_ns.h): the inode of the first PID namespace.
+_INITIAL_PID_NAMESPACE = 4026531836
+
+
 def facts(host: Host) -> dict[str, Read]:
     """``in_container``, ``container_kind`` and ``systemd``."""
     return {**_container(host), **_systemd(host)}
 
 
+def in_container(host: Host) -> bool | None:
+    """True inside a container, False on a host or virtual machine, None when it cannot be told."""
+    read = _container(host).get("in_container")
+    return None if read is None else bool(read.value)
+
+
 def _container(host: Host) -> dict[str, Read]:
+    if _owns_the_machine(host):
+        source = "/proc/self/ns/pid, /proc/self/mountinfo"
+        return {"in_container": Read(False, source), "container_kind": Read("", source)}
     sign = _sign(host)
     if sign is not None:
         return {"in_container": Read(True, sign.source), "container_kind": sign}
@@ -47,6 +60,18 @@ def _container(host: Host) -> dict[str, Read]:
             "container_kind": Read("", "/proc/1/cgroup"),
         }
     return {}
+
+
+def _owns_the_machine(host: Host) -> bool:
+    """The first PID namespace of the kernel, with the kernel's own /dev and no layered root.
+
+    A virtual machine whose disk was made from a container image keeps the image's /.dockerenv; that
+    file then says nothing. A container run with --pid=host still has a tmpfs as /dev and an overlay root.
+    """
+    if not host.realpath("/proc/self/ns/pid").endswith(f"pid:[{_INITIAL_PID_NAMESPACE}]"):
+        return False
+    types = {m.point: m.fstype for m in read_mounts(host)}  # the last mount on a point is the visible one
+    return types.get("/dev") == "devtmpfs" and types.get("/") not in (None, "overlay", "fuse-overlayfs", "aufs")
 
 
 def _sign(host: Host) -> Read | None:
