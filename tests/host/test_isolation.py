@@ -14,7 +14,7 @@ VM = """22 27 0:21 / /proc rw,relatime - proc proc rw
 24 27 0:6 / /dev rw,relatime - devtmpfs devtmpfs rw,size=12334432k,nr_inodes=3083608,mode=755
 27 1 254:0 / / rw,relatime - ext4 /dev/vda rw
 """
-CONTAINER = """74 48 0:39 / / rw,relatime master:2 - overlay overlay rw,lowerdir=/var/lib/docker/overlay2/l/A,upperdir=/u
+CONTAINER = """74 48 0:39 / / rw,relatime master:2 - overlay overlay rw,lowerdir=/var/lib/docker/overlay2/l/A
 75 74 0:42 / /proc rw,nosuid,nodev,noexec,relatime - proc proc rw
 76 74 0:43 / /dev rw,nosuid - tmpfs tmpfs rw,size=65536k,mode=755
 """
