@@ -31,7 +31,7 @@ def tensor_parallel_exceeds_gpus(s: Snapshot) -> Finding | Skipped | None:
     absent = _absent_indexes(s)
     if absent:
         evidence = [*_variable(s, "CUDA_VISIBLE_DEVICES"), _cards(s)]
-        text = f"CUDA_VISIBLE_DEVICES names card {absent[0]}, where {_cards_text(len(gpus))} here: the list ends there"
+        text = f"CUDA_VISIBLE_DEVICES names card {absent[0]}, but {_cards_text(len(gpus))} here: the list ends there"
         fix = Remedy(f"Set CUDA_VISIBLE_DEVICES={','.join(str(g.index) for g in gpus)}, or unset it")
         return found("tensor-parallel-exceeds-gpus", Confidence.HINT, text, evidence, fixes=(fix,))
     if wanted is None and "CUDA_VISIBLE_DEVICES" not in serving.env:
