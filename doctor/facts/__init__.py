@@ -12,7 +12,7 @@ from doctor.facts.python_env import PythonFacts
 from doctor.facts.serving import ServingFacts
 from doctor.facts.storage import Mount, StorageFacts
 from doctor.facts.system import SystemFacts
-from doctor.facts.toolchain import Compiler, CompileTrial, Nvcc, ToolchainFacts
+from doctor.facts.toolchain import Compiler, CompileTrial, Nvcc, Ptxas, ToolchainFacts
 from doctor.facts.wsl import WslFacts
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "Mount",
     "NetworkFacts",
     "Nvcc",
+    "Ptxas",
     "PythonFacts",
     "ServingFacts",
     "StorageFacts",

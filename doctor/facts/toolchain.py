@@ -33,6 +33,8 @@ class Nvcc:
     gcc_min: int | None = None
     has_curand: bool | None = None  # include/curand_kernel.h
     has_cudart_static: bool | None = None
+    root: str | None = None  # toolkit folder, links and wrapper scripts followed
+    glibc_max: str | None = None  # newest glibc its math header copes with ("" = no known limit)
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,15 @@ class CompileTrial:
 
 
 @dataclass(frozen=True)
+class Ptxas:
+    """One assembler that Triton brings (or was told to use): the targets it knows."""
+
+    path: str
+    release: str | None = None  # "12.9"
+    targets: tuple[str, ...] | None = None  # ("sm_75", "sm_80", ...), None: it did not tell
+
+
+@dataclass(frozen=True)
 class ToolchainFacts:
     """Compilers, nvcc, headers and build tools, as the process that runs vLLM would find them."""
 
@@ -60,7 +71,12 @@ class ToolchainFacts:
     cuda_home: str | None = None  # as torch's extension builder resolves it ("" = none)
     python_h: str | None = None  # absolute path of Python.h of the interpreter that runs vLLM ("" = missing)
     python_include: str | None = None  # folder it is expected in
+    nvcc_host: str | None = None  # host compiler that nvcc calls: CC (torch passes it), NVCC_CCBIN, else gcc on PATH
+    nvcc_host_by: str | None = None  # "CC", "NVCC_CCBIN", "PATH"
+    cc1plus_on_path: str | None = None  # a cc1plus that execvp would find ("" = none)
+    triton_ptxas: tuple[Ptxas, ...] | None = None
     ninja: str | None = None  # path ("" = missing)
+    ninja_on_path: bool | None = None  # torch and FlashInfer look on PATH only
     git: str | None = None
     trials: tuple[CompileTrial, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
