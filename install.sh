@@ -116,9 +116,17 @@ places() {
         *'
 '*) fail "a path with a line break cannot be used: $(printf %s "$root" | head -n 1)..." ;;
     esac
+    plain_path "$root"
     link=$bin/vllm-doctor
     target=$root/current/bin/vllm-doctor
     manifest=$root/manifest
+}
+
+# setuptools expands $ in its own paths, and pip's launchers do not quote the others
+plain_path() {
+    case $1 in
+        *[\$\"\`\\]*) fail "Python packages do not work below a path with one of \$ \" \` \\ in it ($1): choose another place" ;;
+    esac
 }
 
 absolute() {
@@ -238,10 +246,12 @@ telling() {
     for pattern in 'No space left on device' 'Disk quota exceeded' 'Read-only file system' 'CERTIFICATE_VERIFY_FAILED' \
         'Temporary failure in name resolution\|Name or service not known\|dns error\|failed to lookup address' \
         'Connection refused' 'Network is unreachable' 'ProxyError\|Tunnel connection failed' 'timed out' \
-        '^ *ERROR: [^N]' '^error: ' '^ *[├╰]─▶ '; do
+        'No matching distribution found' '^  × No solution found'; do
         line=$(grep -- "$pattern" "$tmp/log" | tail -n 1) || continue
         [ -z "$line" ] || break
     done
+    # a build that failed: the last line of what the builder said
+    [ -n "$line" ] || line=$(grep -B 1 -F '[end of output]' "$tmp/log" | head -n 1) || :
     [ -n "$line" ] || line=$(grep -v '^[[:space:]]*$' "$tmp/log" | tail -n 1) || line='no output'
     printf '%s' "$line" | sed 's/^[[:space:]]*//; s/^WARNING: Retrying.*broken by ["'\'']*//; s/^\(.\{240\}\).*/\1.../'
 }
@@ -309,9 +319,9 @@ with_pip() {
 }
 
 with_uv() {
-    # without a suitable Python here uv may bring one
+    # without a suitable Python here uv may bring one; --seed: pip inside, as in any environment
     step "creating an environment (uv, Python ${exe_version:-of its own})" \
-        uv venv --no-project --python "${exe:->=3.10}" "$1" || return 1
+        uv venv --no-project --seed --python "${exe:->=3.10}" "$1" || return 1
     env_python=$1/bin/python
     shift
     step "installing the packages" uv pip install --compile-bytecode --python "$env_python" "$@"
@@ -582,6 +592,7 @@ clean_rc() {
 
 run_tests() {
     [ -w "$src" ] || fail "$src is not writable, the development environment goes there: copy the checkout to a place of your own"
+    plain_path "$src"
     dev=$src/.venv-dev
     print="$(cksum <"$src/pyproject.toml") $src"
     scratch
