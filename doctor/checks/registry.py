@@ -16,6 +16,7 @@ CheckFunction = Callable[[Snapshot], Result]
 #: Modules that register checks when they are imported, in the order findings of equal weight are shown.
 MODULES: tuple[str, ...] = (
     "doctor.checks.driver",
+    "doctor.checks.cuda",
     "doctor.checks.gpu",
     "doctor.checks.wsl",
     "doctor.checks.compiler",
@@ -157,14 +158,21 @@ def _merge(results: list[Result]) -> Result:
 def _run(item: Check, snapshot: Snapshot) -> Result:
     missing = [n for n in item.needs if getattr(snapshot, n) in (None, ())]
     if missing:
-        return Skipped(item.id, _why(snapshot, missing[0]), essential=item.essential and snapshot.origin == "host")
+        return Skipped(item.id, _why(snapshot, missing[0]), essential=_essential(item, snapshot))
     try:
         result = item.function(snapshot)
     except Exception as error:  # noqa: BLE001  a check that crashes is a result, not the end
         return Skipped(item.id, f"the check itself failed: {type(error).__name__}: {error}", item.essential)
-    if isinstance(result, Skipped) and item.essential and snapshot.origin == "host":
+    if isinstance(result, Skipped) and _essential(item, snapshot):
         return replace(result, essential=True)
     return result
+
+
+def _essential(item: Check, snapshot: Snapshot) -> bool:
+    """Only a live host must be able to answer, and an image build need not know of any GPU."""
+    if not item.essential or snapshot.origin != "host":
+        return False
+    return not (snapshot.inside_image and {"driver", "gpus"} & set(item.needs))
 
 
 def _why(snapshot: Snapshot, name: str) -> str:

@@ -36,6 +36,7 @@ class DriverFacts:
     libcuda: str | None = None  # resolved path of libcuda.so.1 ("" = the loader finds none)
     libnvidia_ml: str | None = None
     libcuda_is_stub: bool | None = None
+    libcuda_version: str | None = None  # from its file name; None under WSL2, whose files carry none
     nvidia_smi: str | None = None  # path ("" = not on PATH)
     nvidia_smi_exit: int | None = None
     nvidia_smi_output: str | None = None  # first lines, only when it failed
@@ -45,4 +46,7 @@ class DriverFacts:
     fabric_manager: str | None = None  # state of the service, when NVSwitches exist
     nvswitch: bool | None = None
     kernel_events: tuple[KernelEvent, ...] | None = None  # None: kernel log not readable
+    env: Mapping[str, str] = field(
+        default_factory=dict
+    )  # CUDA_VISIBLE_DEVICES, NVIDIA_*, LD_LIBRARY_PATH when set
     sources: Mapping[str, str] = field(default_factory=dict)

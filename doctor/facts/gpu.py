@@ -38,6 +38,8 @@ class GpuFacts:
     cuda_free_bytes: int | None = None
     cuda_context_bytes: int | None = None  # measured size of a fresh CUDA context (--deep)
     cuda_source: str | None = None
+    cuda_error: str | None = None  # what CUDA itself answered to a first call (--deep), None when it worked
+    cuda_error_code: int | None = None
     processes: tuple[GpuProcess, ...] | None = None  # None: the driver does not tell (WSL2)
     ecc: bool | None = None
     mig: bool | None = None
