@@ -87,6 +87,12 @@ def headline(judgement: Judgement, ascii_only: bool = False) -> Text:
     return text
 
 
+def verdict_mark(verdict: Verdict, ascii_only: bool = False) -> Text:
+    """The verdict's sign and word."""
+    icon, plain, word, style = _VERDICT[verdict]
+    return Text(f"{plain if ascii_only else icon} {word}", style)
+
+
 def finding_view(item: Finding, verbose: bool, ascii_only: bool = False) -> Group:
     """One finding: cause, proof, what to do."""
     icon, plain, style = _SEVERITY[item.severity]

@@ -1,0 +1,113 @@
+"""``vllm-doctor smoke``: start a real vLLM server, ask it, judge it, and leave nothing behind."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+from doctor.errors import DoctorError
+from doctor.finding import EXIT_CODES
+from doctor.smoke.options import DEFAULT_TIMEOUT_S, DEFAULT_UTILIZATION, REQUEST_S, SmokeOptions
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the contract in docs/architecture.md."""
+    parser.add_argument(
+        "--model", required=True, metavar="DIR", help="model folder, or a hub name in the local cache"
+    )
+    parser.add_argument(
+        "--python", metavar="ENV", help="environment folder or interpreter that has vLLM (default: the active one)"
+    )
+    parser.add_argument("--mtp", type=int, default=2, metavar="K", help="draft tokens, 0 for none (default 2)")
+    parser.add_argument(
+        "--util", type=float, metavar="U", help=f"share of the card's memory (default {DEFAULT_UTILIZATION:g})"
+    )
+    parser.add_argument(
+        "--max-model-len", type=int, metavar="N", help="context in tokens (default 8192; CPU 4096)"
+    )
+    parser.add_argument("--port", type=int, metavar="P", help="port on 127.0.0.1 (default: a free one)")
+    parser.add_argument(
+        "--timeout", type=float, default=DEFAULT_TIMEOUT_S, metavar="S",
+        help=f"seconds until the server must be ready (default {DEFAULT_TIMEOUT_S:g})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--request-timeout", type=float, default=REQUEST_S, metavar="S",
+        help=f"seconds for one request (default {REQUEST_S:g})",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="keep the server's log and the answer here")
+    parser.add_argument("-v", "--verbose", action="store_true", help="evidence and the server's command line")
+    parser.add_argument("serve_args", nargs="*", metavar="-- SERVE_ARGS", help="more options for `vllm serve`")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Returns the exit code of the verdict."""
+    options = _options(args)
+    # the terminal's hang-up and a service manager's SIGTERM end the server like Ctrl+C does
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+
+    from doctor.host import LocalHost
+    from doctor.report import json_report
+    from doctor.report.progress import Progress
+    from doctor.smoke.answer import as_json
+    from doctor.smoke.run import remove_log, run_smoke
+
+    with Progress("smoke test") as progress:
+        result = run_smoke(options, LocalHost(), progress.update)
+    remove_log(result, options)
+    judgement = result.judgement
+    answer = json_report.render("smoke", judgement, None, {"smoke": as_json(result)})
+    if options.out is not None:
+        _save(options.out / "smoke.json", answer)
+    if args.json:
+        sys.stdout.write(answer)
+    else:
+        from doctor.report.smoke import print_smoke
+
+        print_smoke(result, verbose=args.verbose)
+    return EXIT_CODES[judgement.verdict]
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _options(args: argparse.Namespace) -> SmokeOptions:
+    _within("--mtp", args.mtp, 0, 16)
+    _within("--util", args.util, 0.01, 1.0)
+    _within("--max-model-len", args.max_model_len, 64, 1 << 24)
+    _within("--port", args.port, 1, 65535)
+    _within("--timeout", args.timeout, 0.1, 86400)
+    _within("--request-timeout", args.request_timeout, 0.1, 86400)
+    if not args.model:
+        raise DoctorError("--model is empty; give the folder that holds config.json")
+    return SmokeOptions(
+        model=args.model,
+        python=args.python,
+        mtp=args.mtp,
+        utilization=args.util,
+        max_model_len=args.max_model_len,
+        port=args.port,
+        timeout_s=args.timeout,
+        request_s=args.request_timeout,
+        out=args.out,
+        serve_args=tuple(args.serve_args),
+    )
+
+
+def _within(name: str, value: float | None, low: float, high: float) -> None:
+    if value is not None and not low <= value <= high:
+        raise DoctorError(f"{name} {json.dumps(value)} is out of range: {low:g} to {high:g}")
+
+
+def _save(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise DoctorError(f"cannot write {path}: {error.strerror}") from None

@@ -1,0 +1,32 @@
+"""What a smoke test was asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+#: vLLM's own default share of the card differs between versions (0.9, later 0.92): the lower one is asked.
+DEFAULT_UTILIZATION = 0.9
+#: Tokens. Enough for prompts of several hybrid blocks, small enough for a card that is nearly full.
+DEFAULT_MAX_MODEL_LEN = 8192
+CPU_MAX_MODEL_LEN = 4096
+#: Seconds to /health. A first start compiles for minutes.
+DEFAULT_TIMEOUT_S = 900.0
+#: Seconds for one request as a whole; the first one may compile kernels.
+REQUEST_S = 180.0
+
+
+@dataclass(frozen=True)
+class SmokeOptions:
+    """``port`` None means a free one. ``max_model_len`` None means the default for the device."""
+
+    model: str
+    python: str | None = None
+    mtp: int = 2
+    utilization: float | None = None
+    max_model_len: int | None = None
+    port: int | None = None
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    request_s: float = REQUEST_S
+    out: Path | None = None
+    serve_args: tuple[str, ...] = ()

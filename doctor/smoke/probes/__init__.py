@@ -1,0 +1,99 @@
+"""Probes of a running server, one file each. A probe asks and measures; it changes nothing.
+
+A module has ``NAME``, ``TITLE`` and ``probe(session) -> Result``. It must not raise for what the server
+does: an answer that is not whole is a result. What a server cannot be asked is an abstention with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from doctor.facts import ServingFacts
+from doctor.finding import Finding
+from doctor.serve.client import Answer, Client, ServerError
+from doctor.serve.metrics import Metrics
+
+PASS = "pass"  # noqa: S105
+ADVISE = "advise"
+FAIL = "fail"
+ABSTAIN = "abstain"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one probe says.
+
+    ``asked`` is False for an abstention because the feature is not in use: that leaves nothing open.
+    ``finding`` is the cause for a failure, or a note for an advice.
+    """
+
+    name: str
+    status: str
+    why: str
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    expected: Mapping[str, Any] = field(default_factory=dict)
+    finding: Finding | None = None
+    asked: bool = True
+
+
+@dataclass
+class Session:
+    """A running server and what is known of it. ``cpu`` servers are never judged by speed."""
+
+    client: Client
+    server: ServingFacts
+    cpu: bool
+    draft_tokens: int
+    prefix_caching: bool
+    max_model_len: int
+
+    def metrics(self) -> Metrics | None:
+        """The counters, or None when they cannot be read."""
+        try:
+            return self.client.metrics()
+        except ServerError:
+            return None
+
+
+class Probe(Protocol):
+    """A probe module."""
+
+    NAME: str
+    TITLE: str
+
+    def probe(self, session: Session) -> Result:
+        """Asks and measures."""
+
+
+def all_probes() -> tuple[Probe, ...]:
+    """In the order they run: whether it answers at all comes first."""
+    from doctor.smoke.probes import consistency, liveness, prefix_cache, speculative
+
+    return (liveness, prefix_cache, speculative, consistency)
+
+
+def rounded(value: float | None, digits: int = 3) -> float | None:
+    """A measured figure with sensible digits."""
+    return None if value is None else round(value, digits)
+
+
+def unusable(name: str, answer: Answer, during: str) -> Result:
+    """A failure because a request brought no whole answer."""
+    from doctor.checks.registry import found
+    from doctor.finding import Confidence, Evidence
+
+    return Result(
+        name,
+        FAIL,
+        f"{during}: {answer.error}",
+        {"error": answer.error, "http_status": answer.status, "seconds": rounded(answer.total_s)},
+        {"error": None},
+        found(
+            "server-gives-no-answer",
+            Confidence.PROVEN,
+            f"{during[0].upper()}{during[1:]}: {answer.error}.",
+            [Evidence("request.error", str(answer.error), "HTTP")],
+        ),
+    )

@@ -1,0 +1,239 @@
+"""One smoke test from the preflight to the verdict."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from doctor.checks.registry import Judgement, fold, found
+from doctor.errors import DoctorError
+from doctor.finding import Confidence, Evidence, Finding, Skipped, Verdict, order, verdict
+from doctor.host import Host
+from doctor.serve import death as deaths
+from doctor.serve.client import Client
+from doctor.serve.command import SERVED_NAME, ServeCommand, Settings, build, check_extra
+from doctor.serve.environment import VllmEnvironment, locate
+from doctor.serve.log import LogFollower
+from doctor.serve.server import Exit, Server
+from doctor.serve.watch import Readiness, wait_healthy
+from doctor.smoke import preflight
+from doctor.smoke.model import ModelInfo, inspect
+from doctor.smoke.options import CPU_MAX_MODEL_LEN, DEFAULT_MAX_MODEL_LEN, DEFAULT_UTILIZATION, SmokeOptions
+from doctor.smoke.probes import ABSTAIN, FAIL, PASS, Result, Session, all_probes
+
+#: Seconds a server gets to end by itself after an answer that was not whole: its log then has the cause.
+_DEATH_WAIT_S = 10.0
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class SmokeResult:
+    """Everything that was tried and seen."""
+
+    model: ModelInfo
+    environment: VllmEnvironment
+    command: ServeCommand | None = None
+    settings: Settings | None = None
+    results: list[Result] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    readiness: Readiness | None = None
+    log: Path | None = None
+    follower: LogFollower | None = None
+    pid: int | None = None
+    left: tuple[int, ...] = ()
+    stop_s: float | None = None
+
+    @property
+    def judgement(self) -> Judgement:
+        """Verdict and findings by the contract of every command."""
+        findings = fold(order({f.id: f for f in reversed(self.findings)}.values()))
+        open_ = [Skipped(r.name, r.why, essential=r.asked) for r in self.results if r.status == ABSTAIN]
+        passed = tuple(r.name for r in self.results if r.status == PASS)
+        return Judgement(verdict(findings, open_), findings, passed, tuple(open_))
+
+
+def run_smoke(options: SmokeOptions, host: Host, say: Say) -> SmokeResult:
+    """Runs the whole test. ``say`` gets what is happening now. Raises DoctorError for misuse."""
+    check_extra(options.serve_args)
+    environment = locate(host, options.python)
+    model = inspect(host, options.model)
+    result = SmokeResult(model, environment)
+    wanted = _settings(options, environment, model)
+    causes = [preflight.model_invalid(model), preflight.vllm_missing(environment)]
+    if options.port is not None:
+        causes.append(preflight.port_taken(host, options.port))
+    result.findings += [c for c in causes if c]
+    if result.findings:
+        return result
+    without = preflight.mtp_missing(model, wanted.mtp)
+    if without:
+        result.findings.append(without)
+        result.results.append(Result("speculative", FAIL, "the checkpoint has no mtp.* tensors", finding=without))
+        wanted = replace(wanted, mtp=0)
+    if environment.cpu and options.utilization is not None:
+        result.notes.append("--util means nothing on a CPU and was left out")
+    result.settings = wanted
+    result.command = build(environment, wanted, options.port or preflight.free_port())
+    result.log = _folder(options) / "server.log"
+    with Server(result.command, result.log, env=host.env) as server:
+        result.pid = server.pid
+        try:
+            _serve(options, result, wanted, server, say)
+        finally:
+            say("stopping")
+            began = time.monotonic()
+            server.stop()
+            result.stop_s = round(time.monotonic() - began, 2)
+            result.left = server.left
+    if result.left:
+        result.notes.append(f"processes {', '.join(map(str, result.left))} did not end even after SIGKILL")
+    return result
+
+
+def _settings(options: SmokeOptions, environment: VllmEnvironment, model: ModelInfo) -> Settings:
+    wanted = Settings(
+        model=model.path or options.model,
+        model_is_local=True,
+        mtp=options.mtp,
+        max_model_len=options.max_model_len or (CPU_MAX_MODEL_LEN if environment.cpu else DEFAULT_MAX_MODEL_LEN),
+        utilization=DEFAULT_UTILIZATION if options.utilization is None else options.utilization,
+        extra=options.serve_args,
+    )
+    # the user's own speculative config replaces --mtp
+    return wanted if wanted.draft_tokens == wanted.mtp else replace(wanted, mtp=0)
+
+
+def _folder(options: SmokeOptions) -> Path:
+    if options.out is None:
+        return Path(tempfile.mkdtemp(prefix="vllm-doctor-smoke-"))
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "server.log").write_bytes(b"")
+    except OSError as error:
+        raise DoctorError(f"cannot write to {options.out}: {error.strerror}; give another --out") from None
+    return options.out
+
+
+def _serve(options: SmokeOptions, result: SmokeResult, wanted: Settings, server: Server, say: Say) -> None:
+    follower = result.follower = LogFollower(server.log)
+    client = Client(server.command.port, SERVED_NAME, deadline_s=options.request_s)
+    ready = result.readiness = wait_healthy(server, client, follower, options.timeout_s, say)
+    if ready.state != "healthy":
+        result.findings.append(_not_ready(ready, server.log, options.timeout_s))
+        result.results += [
+            Result(p.NAME, ABSTAIN, "the server did not become ready", asked=False)
+            for p in all_probes()
+            if p.NAME not in {r.name for r in result.results}
+        ]
+        return
+    session = Session(
+        client=client,
+        server=follower.facts,
+        cpu=result.environment.cpu,
+        draft_tokens=wanted.draft_tokens,
+        prefix_caching=wanted.prefix_caching,
+        max_model_len=_max_model_len(client, wanted.max_model_len),
+    )
+    _probe(result, session, server, say)
+    follower.read()
+
+
+def _max_model_len(client: Client, asked: int) -> int:
+    """What the server itself says: the user's own arguments or vLLM may have changed it."""
+    try:
+        told = client.get("/v1/models")["data"][0]["max_model_len"]
+    except Exception:  # noqa: BLE001  any odd answer: then what was asked for counts
+        return asked
+    return told if isinstance(told, int) else asked
+
+
+def _probe(result: SmokeResult, session: Session, server: Server, say: Say) -> None:
+    done = {r.name for r in result.results}
+    stopped = ""
+    for item in all_probes():
+        if item.NAME in done:
+            continue
+        if stopped:
+            result.results.append(Result(item.NAME, ABSTAIN, stopped, asked=False))
+            continue
+        say(item.TITLE)
+        one = item.probe(session)
+        failed_request = one.finding is not None and one.finding.id == "server-gives-no-answer"
+        ended = server.poll(_DEATH_WAIT_S if failed_request else 0.0)
+        if ended is not None or (failed_request and _engine_dead(server.log)):
+            dead = _died_on_request(server.log, ended, item.TITLE)
+            one = replace(one, status=FAIL, why=f"the server died: {dead.summary}", finding=dead)
+            stopped = "the server died before"
+        elif failed_request and item.NAME == "liveness":
+            stopped = "the server gives no usable answer"
+        result.results.append(one)
+        if one.finding is not None:
+            result.findings.append(one.finding)
+
+
+def _engine_dead(log: Path) -> bool:
+    """The API server may outlive its engine for a while and answer HTTP 500."""
+    text = log.read_bytes()[-deaths.LIMIT :]
+    return b"EngineDeadError" in text or b"EngineCore encountered an issue" in text
+
+
+def _not_ready(ready: Readiness, log: Path, timeout_s: float) -> Finding:
+    if ready.state == "timeout":
+        quiet = f"its log is silent for {ready.quiet_s:.0f} s" if ready.quiet_s > 10 else "its log still moves"
+        return found(
+            "server-never-healthy",
+            Confidence.PROVEN,
+            f"Not ready after {timeout_s:g} s: it stopped in the phase {ready.phase!r}, {quiet}. "
+            f"Look at: {ready.hint}.",
+            [
+                Evidence("server.phase", ready.phase, str(log)),
+                Evidence("server.last_line", ready.last_line or "none", str(log)),
+            ],
+        )
+    cause = deaths.explain(log, ready.exit)
+    how = ready.exit.text if ready.exit else "ended"
+    evidence = _death_evidence(log, cause, how)
+    named = _named_cause(cause, ready.phase)
+    summary = f"The server ended while {ready.phase} ({how}): {cause.text}"
+    if named:
+        return found(named, Confidence.PROVEN, summary, evidence)
+    return found("server-died-while-loading", Confidence.PROVEN, summary, evidence)
+
+
+def _named_cause(cause: deaths.Death, phase: str) -> str | None:
+    if cause.cause:
+        return cause.cause
+    # out of memory while weights are loaded means that they do not fit; later it may be many things
+    return "weights-exceed-vram" if cause.kind == "out of memory" and phase == "loading" else None
+
+
+def _died_on_request(log: Path, ended: Exit | None, during: str) -> Finding:
+    how = ended.text if ended else "its engine is dead"
+    cause = deaths.explain(log, ended)
+    summary = f"/health answered, then the server died in the probe {during!r} ({how}): {cause.text}"
+    return found("server-died-on-request", Confidence.PROVEN, summary, _death_evidence(log, cause, how))
+
+
+def _death_evidence(log: Path, cause: deaths.Death, how: str) -> list[Evidence]:
+    place = f"{log}:{cause.line}" if cause.line else str(log)
+    return [
+        Evidence("server.exit", how, "process"),
+        Evidence("server.cause", cause.text, place),
+        *(Evidence("server.last_line", line, str(log)) for line in cause.last_lines[-3:]),
+    ]
+
+
+def remove_log(result: SmokeResult, options: SmokeOptions) -> None:
+    """A temporary log of a test that passed is of no use; others are kept and named."""
+    if options.out is None and result.log is not None and result.judgement.verdict is Verdict.READY:
+        for path in (result.log, result.log.parent):
+            try:
+                (os.rmdir if path.is_dir() else os.unlink)(path)
+            except OSError:
+                return
