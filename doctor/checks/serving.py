@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from doctor.checks.registry import check, found
-from doctor.finding import Confidence, Evidence, Finding, Remedy, Skipped
+from doctor.checks.words import age
+from doctor.finding import Confidence, Evidence, Finding, Remedy, Severity, Skipped
 from doctor.snapshot import Snapshot
 
 
@@ -31,7 +32,9 @@ def tensor_parallel_exceeds_gpus(s: Snapshot) -> Finding | Skipped | None:
     absent = _absent_indexes(s)
     if absent:
         evidence = [*_variable(s, "CUDA_VISIBLE_DEVICES"), _cards(s)]
-        text = f"CUDA_VISIBLE_DEVICES names card {absent[0]}, but {_cards_text(len(gpus))} here: the list ends there"
+        text = (
+            f"CUDA_VISIBLE_DEVICES names card {absent[0]}, but {_cards_text(len(gpus))} here: the list ends there"
+        )
         fix = Remedy(f"Set CUDA_VISIBLE_DEVICES={','.join(str(g.index) for g in gpus)}, or unset it")
         return found("tensor-parallel-exceeds-gpus", Confidence.HINT, text, evidence, fixes=(fix,))
     if wanted is None and "CUDA_VISIBLE_DEVICES" not in serving.env:
@@ -119,3 +122,39 @@ def _absent_indexes(s: Snapshot) -> list[int]:
     known = {g.index for g in s.gpus or ()}
     # -1 is the usual way to hide every card on purpose
     return [i for i in _indexes(s) or [] if i not in known and i >= 0]
+
+
+@check("port-in-use", needs=("network",))
+def port_in_use(s: Snapshot) -> Finding | Skipped | None:
+    """Another process listens on the port that will be served.
+
+    Signals: a listening socket on the port (proven). A note only when no port was asked for and the listener is
+    vLLM itself: then a server simply runs already.
+    Source: /proc/net/tcp and tcp6.
+    """
+    cause = "port-in-use"
+    network = s.network
+    assert network is not None  # noqa: S101  needs=
+    if network.port_taken is None:
+        return Skipped(cause, "the listening sockets are not known")
+    if not network.port_taken:
+        return None
+    pid, name = network.port_listener_pid, network.port_listener
+    who = name or "a process of another user"
+    if pid:
+        who += f" (pid {pid}{_since(network.port_listener_age_s)})"
+    evidence = [s.evidence("network.port"), s.evidence("network.port_address")]
+    if name:
+        evidence.append(s.evidence("network.port_listener", who))
+    other = (network.port or 8000) + 1
+    fixes = [Remedy(f"Serve on another port, such as --port {other}, or end the listener when it is not wanted")]
+    if pid and network.port_listener_is_vllm:
+        fixes.append(Remedy("End the earlier server", commands=(("kill", str(pid)),), verify=(f"ps -p {pid}",)))
+    running = bool(network.port_listener_is_vllm and not network.port_given)
+    summary = f"Port {network.port} is taken by {who}."
+    severity = Severity.NOTE if running else None
+    return found(cause, Confidence.PROVEN, summary, evidence, severity=severity, fixes=fixes)
+
+
+def _since(seconds: float | None) -> str:
+    return "" if seconds is None else f", for {age(seconds)}"
