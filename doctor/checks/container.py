@@ -52,7 +52,7 @@ def container_gpu_not_exposed(s: Snapshot) -> Finding | Skipped | None:
         evidence.append(s.evidence("driver.device_nodes"))
     if s.is_wsl2 and s.wsl is not None:
         evidence.append(s.evidence("wsl.dxg"))
-    for fact in ("libcuda", "nvml_status", "nvml_error", "nvidia_smi_exit", "pci_nvidia"):
+    for fact in ("libcuda", "nvml_status", "nvml_error", "nvidia_smi_exit", "module_loaded", "pci_nvidia"):
         if getattr(s.driver, fact) is not None:
             evidence.append(s.evidence(f"driver.{fact}"))
     return found(
@@ -78,7 +78,11 @@ def _not_exposed_summary(s: Snapshot) -> str:
         text += "; the image's own NVML library reaches no driver (9)"
     elif driver.nvml_status == "LibraryNotFound":
         text += "; the NVML library is missing too"
-    if driver.pci_nvidia == () and not s.is_wsl2:
+    if not s.is_wsl2 and driver.module_loaded is False:
+        text += (
+            "; the kernel, which is the host's, runs no nvidia module, so the host has no working driver either"
+        )
+    elif not s.is_wsl2 and driver.pci_nvidia == ():
         text += "; the PCI bus seen from here shows no NVIDIA card either, so run the doctor on the host as well"
     return text
 
@@ -101,6 +105,17 @@ def _is_card(node: str) -> bool:
 
 
 def _grant_remedies(s: Snapshot) -> tuple[Remedy, ...]:
+    """Ways to ask for the GPU; first the host's driver where the shared kernel shows that it does not run."""
+    ways = _ways_to_ask(s)
+    if s.driver is not None and s.driver.module_loaded is False and not s.is_wsl2:
+        first = (
+            "On the host, first: get its NVIDIA driver to run (this container shares its kernel, which has none)"
+        )
+        return (Remedy(first, commands=(("vllm-doctor", "check"),), verify=("on the host: nvidia-smi",)), *ways)
+    return ways
+
+
+def _ways_to_ask(s: Snapshot) -> tuple[Remedy, ...]:
     kind = s.system.container_kind if s.system else None
     verify = ("in the new container: nvidia-smi -L names the card", "vllm-doctor check")
     if kind == "kubernetes":

@@ -31,8 +31,8 @@ _APT = (
     "&& rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin"
 )
 _NON_FREE = (
-    "RUN sed -i 's/ main$/ main non-free non-free-firmware/' /etc/apt/sources.list 2>/dev/null; "
-    "sed -i 's/^Components: .*/Components: main non-free non-free-firmware/' "
+    "RUN sed -i 's/ main$/ main contrib non-free non-free-firmware/' /etc/apt/sources.list 2>/dev/null; "
+    "sed -i 's/^Components: .*/Components: main contrib non-free non-free-firmware/' "
     "/etc/apt/sources.list.d/*.sources 2>/dev/null; true"
 )
 _ENTRY = (
