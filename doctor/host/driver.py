@@ -174,8 +174,10 @@ def _pci(host: Host, notes: Notes) -> None:
 def _fabric_manager(host: Host, notes: Notes) -> None:
     if host.exists("/run/nvidia-fabricmanager/nv-fabricmanager.pid"):
         notes.set("fabric_manager", "active", "/run/nvidia-fabricmanager")
-    elif host.which("systemctl"):
-        result = host.run(["systemctl", "is-active", "nvidia-fabricmanager"], timeout=1.0)
+        return
+    program = host.which("systemctl")
+    if program:
+        result = host.run([program, "is-active", "nvidia-fabricmanager"], timeout=1.0)
         state = result.stdout.strip().splitlines()
         if state and re.fullmatch(r"[a-z-]{1,20}", state[0]):
             notes.set("fabric_manager", state[0], "systemctl is-active nvidia-fabricmanager")

@@ -32,11 +32,11 @@ def processes_of(host: Host, lib: Any, handle: Any, wsl: bool) -> tuple[GpuProce
         answered = True
         for row in rows[:200]:
             try:
-                pid = nvml.number(row.pid)
-            except (TypeError, AttributeError):
+                pid, used = nvml.number(row.pid), getattr(row, "usedGpuMemory", None)
+            except Exception:  # noqa: BLE001, S112  a row that cannot be read
                 continue
             if pid != os.getpid() and pid not in found:
-                found[pid] = _process(host, pid, kind, getattr(row, "usedGpuMemory", None), container)
+                found[pid] = _process(host, pid, kind, used, container)
     if not answered or (not found and (wsl or container)):
         return None
     return tuple(sorted(found.values(), key=lambda p: (-(p.used_bytes or 0), p.pid)))
@@ -68,11 +68,10 @@ def _age(host: Host, pid: int) -> float | None:
 
 
 def _user(host: Host, pid: int) -> str | None:
+    """Whether it is ours; other people stay numbers."""
     stat = host.stat(f"/proc/{pid}")
     if stat is None:
         return None
-    for line in (host.read("/etc/passwd", 1 << 20) or "").splitlines():
-        fields = line.split(":")
-        if len(fields) > 2 and fields[2] == str(stat.st_uid):
-            return fields[0][:64]
-    return f"uid {stat.st_uid}"
+    if stat.st_uid == os.getuid():
+        return "yours"
+    return "root" if stat.st_uid == 0 else f"user id {stat.st_uid}"

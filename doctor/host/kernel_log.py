@@ -32,11 +32,12 @@ def read(host: Host) -> tuple[tuple[KernelEvent, ...] | None, str]:
 def _texts(host: Host) -> Iterator[tuple[str, str | None]]:
     """Possible logs, each read only when the one before could not be."""
     yield "/dev/kmsg", host.read("/dev/kmsg", LIMIT)
-    if host.which("dmesg"):
-        result = host.run(["dmesg"], timeout=1.0, limit=LIMIT)
+    dmesg, tail = host.which("dmesg"), host.which("tail")
+    if dmesg:
+        result = host.run([dmesg], timeout=1.0, limit=LIMIT)
         yield "dmesg", result.stdout if result.ok and result.stdout else None
-    if host.exists("/var/log/kern.log") and host.which("tail"):
-        result = host.run(["tail", "-c", str(LIMIT), "/var/log/kern.log"], timeout=1.0, limit=LIMIT)
+    if tail and host.exists("/var/log/kern.log"):
+        result = host.run([tail, "-c", str(LIMIT), "/var/log/kern.log"], timeout=1.0, limit=LIMIT)
         yield "/var/log/kern.log", _since_boot(result.stdout) if result.ok else None
 
 
