@@ -68,6 +68,7 @@ class ToolchainFacts:
     default_cxx: str | None = None  # CXX, else c++/g++ ("" = none)
     env: Mapping[str, str] = field(default_factory=dict)  # CC CXX CUDAHOSTCXX NVCC_CCBIN CUDA_HOME ... when set
     nvccs: tuple[Nvcc, ...] | None = None
+    nvcc: str | None = None  # the one that torch and FlashInfer run, CUDA_HOME/bin/nvcc ("" = none there)
     cuda_home: str | None = None  # as torch's extension builder resolves it ("" = none)
     python_h: str | None = None  # absolute path of Python.h of the interpreter that runs vLLM ("" = missing)
     python_include: str | None = None  # folder it is expected in

@@ -30,15 +30,14 @@ def cuda_home(host: Host) -> tuple[str, str]:
     return "", "no CUDA_HOME, no nvcc on PATH, no /usr/local/cuda"
 
 
-def find(host: Host, prefix: str | None, sites: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Path of each nvcc -> how it was found. Paths that are the same file are one."""
-    ways: list[tuple[str, str]] = []
+def find(host: Host, used: str, prefix: str | None, sites: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Path of each nvcc -> how it was found. Paths that are the same file are one; the used one leads."""
+    ways: list[tuple[str, str]] = [(used, "CUDA_HOME")] if used else []
     on_path = host.which("nvcc")
     if on_path:
         ways.append((on_path, "PATH"))
-    for name in ("CUDA_HOME", "CUDA_PATH"):
-        if host.env.get(name):
-            ways.append((f"{host.env[name]}/bin/nvcc", name))
+    if host.env.get("CUDA_PATH"):
+        ways.append((f"{host.env['CUDA_PATH']}/bin/nvcc", "CUDA_PATH"))
     for pattern, by in (("/usr/local/cuda*/bin/nvcc", "/usr/local"), ("/opt/cuda*/bin/nvcc", "/opt")):
         ways.extend((path, by) for path in host.glob(pattern))
     ways.append((f"{_DEBIAN}/bin/nvcc", "distribution package"))

@@ -66,7 +66,8 @@ class _Run:
         link = pool.submit(self._link, trial, cc, who)
         ptxas = [pool.submit(self._ptxas, path) for path in self._ptxas_paths(who)]
         found_nvccs = [
-            pool.submit(nvccs.ask, host, path, by) for path, by in nvccs.find(host, who.prefix, who.sites).items()
+            pool.submit(nvccs.ask, host, path, by)
+            for path, by in nvccs.find(host, nvcc, who.prefix, who.sites).items()
         ]
         linked = link.result()
         python_h = self._python_h(who)
@@ -78,6 +79,7 @@ class _Run:
             "nvccs": "nvcc --version, crt/host_config.h",
             "nvcc_host": nvcc_host_by or "PATH",
             "cuda_home": home_by,
+            "nvcc": f"CUDA_HOME={home}" if home else home_by,
             "trials": "compiled in a scratch folder",
             "cc1plus_on_path": "PATH",
             "git": "PATH",
@@ -88,6 +90,7 @@ class _Run:
             default_cxx=cxx,
             env=environment(env, ENV_PREFIXES, ENV_NAMES),
             nvccs=tuple(job.result() for job in found_nvccs),
+            nvcc=nvcc,
             cuda_home=home,
             python_h=python_h,
             python_include=who.include,
@@ -125,10 +128,10 @@ class _Run:
                 return self._named(variable) or value, variable
         return self.host.which("gcc") or "", "PATH"
 
-    def _nvcc(self, home: str) -> str | None:
+    def _nvcc(self, home: str) -> str:
         """The nvcc that torch and FlashInfer run."""
         path = f"{home}/bin/nvcc"
-        return path if home and self.host.access(path, os.X_OK) else None
+        return path if home and self.host.access(path, os.X_OK) and not self.host.is_dir(path) else ""
 
     def _python_h(self, who: Interpreter) -> str | None:
         if who.include is None:
