@@ -94,8 +94,9 @@ def _memory_v2(host: Host, mount: MountPoint, path: str) -> dict[str, Read]:
     if own is None:
         return {}
     limit = _smallest(host, _folders(mount, path), "memory.max")
-    if limit is None and host.exists(f"{own}/cgroup.controllers"):
-        limit = Read(-1, f"{own}/cgroup.controllers")  # the root group has no memory.max: it is not limited
+    if limit is None and host.exists(f"{mount.point}/cgroup.controllers"):
+        # the root group has no memory.max, nor has a group without the memory controller: not limited
+        limit = Read(-1, f"{mount.point}/cgroup.controllers")
     found = {"cgroup_memory_limit_bytes": limit} if limit else {}
     used = number(host.read(f"{own}/memory.current", 64))
     found["cgroup_memory_used_bytes"] = Read(used, f"{own}/memory.current")
