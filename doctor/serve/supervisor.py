@@ -119,6 +119,7 @@ class Supervisor:
         while self.status is None and not self.order:
             self._listen(wake, 1.0)
         left = self._end(wake)
+        self._reap()  # the server may have become a zombie just after the last look
         tell(event="gone", left=sorted(left))
         return 1 if left else 0
 

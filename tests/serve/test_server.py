@@ -1,0 +1,196 @@
+"""The process tree of a server is gone afterwards, whatever happens. Real processes; each looks for itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from doctor.errors import DoctorError
+from doctor.serve.command import ServeCommand
+from doctor.serve.server import Server
+from tests.smoke.conftest import STUB, make_environment, make_model
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def pids(tmp_path: Path) -> Iterator[Path]:
+    """The file in which the stub notes its processes; whatever a failing test leaves is killed."""
+    file = tmp_path / "pids"
+    yield file
+    for pid in noted(file):
+        if alive(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def noted(file: Path) -> list[int]:
+    return [int(line) for line in file.read_text().split()] if file.exists() else []
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_noted(file: Path, count: int) -> list[int]:
+    deadline = time.monotonic() + 10
+    while len(noted(file)) < count and time.monotonic() < deadline:
+        time.sleep(0.02)
+    found = noted(file)
+    assert len(found) == count
+    return found
+
+
+def all_gone(processes: list[int], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while any(map(alive, processes)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not any(map(alive, processes))
+
+
+def server(tmp_path: Path, pids: Path, stub: str, grace_s: float = 5.0) -> Server:
+    argv = (sys.executable, "-S", str(STUB), "serve", "m", "--host", "127.0.0.1", "--port", "0")
+    command = ServeCommand(argv, {"VLLM_STUB": stub, "VLLM_STUB_PIDS": str(pids)}, (), 0)
+    return Server(command, tmp_path / "log", grace_s=grace_s)
+
+
+def test_stops_children_that_left_group_session_and_environment(tmp_path: Path, pids: Path) -> None:
+    with server(tmp_path, pids, "children") as running:
+        found = wait_noted(pids, 3)
+        assert running.pid == found[0]
+        assert all(map(alive, found))
+    assert not any(map(alive, found))
+    assert running.left == ()
+    assert running.exit is not None
+    assert running.exit.code == -signal.SIGTERM
+
+
+def test_kills_what_ignores_sigterm(tmp_path: Path, pids: Path) -> None:
+    with server(tmp_path, pids, "stubborn", grace_s=0.3) as running:
+        found = wait_noted(pids, 3)
+        time.sleep(0.2)  # the children switch SIGTERM off
+    assert not any(map(alive, found))
+    assert running.exit is not None
+    assert running.exit.code == -signal.SIGKILL
+
+
+def test_an_exception_ends_the_tree_too(tmp_path: Path, pids: Path) -> None:
+    def fail() -> None:
+        with server(tmp_path, pids, "children"):
+            wait_noted(pids, 3)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    found = noted(pids)
+    assert len(found) == 3
+    assert not any(map(alive, found))
+
+
+def test_orphans_of_a_killed_main_process(tmp_path: Path, pids: Path) -> None:
+    with server(tmp_path, pids, "children") as running:
+        found = wait_noted(pids, 3)
+        os.kill(found[0], signal.SIGKILL)
+        ended = running.poll(5.0)
+        assert ended is not None
+        assert ended.text == "killed by signal 9 (SIGKILL)"
+    assert not any(map(alive, found))
+
+
+def test_the_supervisor_killed(tmp_path: Path, pids: Path) -> None:
+    with server(tmp_path, pids, "stubborn") as running:
+        found = wait_noted(pids, 3)
+        assert running._process is not None
+        os.kill(running._process.pid, signal.SIGKILL)
+        time.sleep(0.1)
+    # the one in a session of its own with a cleared environment cannot be known any more
+    assert not any(map(alive, found[:2]))
+
+
+def test_a_program_that_cannot_start(tmp_path: Path) -> None:
+    command = ServeCommand(("/nowhere/vllm", "serve"), {}, (), 0)
+    with pytest.raises(DoctorError, match=r"cannot start /nowhere/vllm: No such file") as error:
+        Server(command, tmp_path / "log").__enter__()
+    assert error.value.exit_code == 2
+
+
+HOLDER = """
+    import sys, time
+    from pathlib import Path
+    sys.path.insert(0, {root!r})
+    from doctor.serve.command import ServeCommand
+    from doctor.serve.server import Server
+    argv = ({python!r}, "-S", {stub!r}, "serve", "m", "--host", "127.0.0.1", "--port", "0")
+    env = {{"VLLM_STUB": {words!r}, "VLLM_STUB_PIDS": {pids!r}}}
+    with Server(ServeCommand(argv, env, (), 0), Path({log!r}), grace_s=0.5) as server:
+        print(server._process.pid, flush=True)
+        time.sleep(60)
+"""
+
+
+def holder(tmp_path: Path, pids: Path, words: str) -> tuple[subprocess.Popen[str], int]:
+    """A process that runs a server and can be killed: (process, pid of the supervisor)."""
+    code = textwrap.dedent(HOLDER).format(
+        root=str(ROOT),
+        python=sys.executable,
+        stub=str(STUB),
+        words=words,
+        pids=str(pids),
+        log=str(tmp_path / "log"),
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, int(process.stdout.readline())
+
+
+@pytest.mark.parametrize("words", ["children", "stubborn"])
+def test_the_doctor_killed_with_sigkill(tmp_path: Path, pids: Path, words: str) -> None:
+    process, supervisor = holder(tmp_path, pids, words)
+    found = wait_noted(pids, 3)
+    time.sleep(0.2)
+    process.kill()
+    process.wait()
+    assert all_gone([*found, supervisor], 8.0)
+
+
+def test_doctor_and_supervisor_killed_together(tmp_path: Path, pids: Path) -> None:
+    process, supervisor = holder(tmp_path, pids, "")
+    found = wait_noted(pids, 1)
+    os.kill(supervisor, signal.SIGKILL)
+    process.kill()
+    process.wait()
+    assert all_gone(found, 5.0)
+
+
+@pytest.mark.parametrize("words", ["hang:spawning", "hang:compiling", "silent"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupting_the_command(tmp_path: Path, pids: Path, words: str, number: int) -> None:
+    environment, model = make_environment(tmp_path / "venv"), make_model(tmp_path / "model")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "doctor", "smoke", "--python", str(environment), "--model", str(model),
+         "--out", str(tmp_path / "out")],
+        cwd=ROOT,
+        env={**os.environ, "VLLM_STUB": f"{words} children", "VLLM_STUB_PIDS": str(pids)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    found = wait_noted(pids, 3)
+    time.sleep(0.3)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "interrupted" in err
+    assert "Traceback" not in err
+    assert out == ""
+    assert not any(map(alive, found))

@@ -1,0 +1,261 @@
+"""A stand-in for ``vllm serve``: same start lines, endpoints, counters and stream format, and ways to fail.
+
+It is started through a fake ``ENV/bin/vllm``. What it does wrong comes in VLLM_STUB, a list of words:
+
+    die:NAME        prints tests/smoke/deaths/NAME.log while loading and exits 1
+    kill-self       ends by SIGKILL while loading
+    hang:PHASE      prints the lines up to a phase and never listens
+    dies-on-request healthy; the first completion ends with an error object, then the process exits 1
+    engine-dead     as above, but the API server lives on and answers HTTP 500
+    stream-error    every stream ends with an error object, the process lives
+    cut-stream      the stream ends without its last message
+    http-500        completions answer 500
+    silent          completions never answer
+    garbage-metrics /metrics is not Prometheus text
+    no-details      usage has no prompt_tokens_details
+    miscount        cached tokens are no multiple of the block
+    never-cached    prefix caching never hits
+    third-only      the first hit comes with the third request
+    no-drafts       speculative counters stay 0
+    no-accept       nothing is accepted
+    drifting        a greedy answer differs the second time, surely
+    rounding        it differs where two tokens are nearly equal
+    no-template     chat answers HTTP 400
+    children        starts a child with a cleared environment and one in a session of its own
+    stubborn        everything ignores SIGTERM
+    orphans         the main process is killed with SIGKILL after it became healthy, its children live on
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+WORDS = os.environ.get("VLLM_STUB", "").split()
+HERE = os.path.dirname(os.path.abspath(__file__))
+BLOCK = 544
+#: (phase, line) of a start, after vLLM 0.32.0 on a CPU.
+with open(os.path.join(HERE, "start.log"), encoding="utf-8") as _file:
+    LINES = [tuple(line.rstrip("\n").split("\t", 1)) for line in _file]
+
+
+class _State:
+    def __init__(self):
+        self.asked = 0
+        self.cache = {}
+        self.queries = self.hits = self.drafts = self.drafted = self.accepted = 0
+        self.position = [0, 0]
+        self.lock = threading.Lock()
+
+
+State = _State()
+
+
+def say(line):
+    print(line, flush=True)
+
+
+def say_death(name):
+    with open(os.path.join(HERE, "deaths", f"{name}.log"), encoding="utf-8") as file:
+        say(file.read())
+
+
+def argument(name, default=None):
+    return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else default
+
+
+def word(name):
+    return next((w.partition(":")[2] for w in WORDS if w.split(":")[0] == name), None)
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def reply(self, status, body, kind="application/json"):
+        data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def do_GET(self):
+        if self.path == "/health":
+            self.reply(200, "")
+        elif self.path == "/v1/models":
+            length = int(argument("--max-model-len", "4096"))
+            self.reply(200, {"data": [{"id": "smoke", "max_model_len": length}]})
+        elif self.path == "/metrics":
+            self.reply(
+                200, "<html>not metrics</html>\n" if "garbage-metrics" in WORDS else metrics(), "text/plain"
+            )
+        else:
+            self.reply(404, {"error": {"message": "no such path"}})
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/tokenize":
+            self.reply(200, {"tokens": [len(w) + 7 * ord(w[0]) for w in body["prompt"].split()]})
+            return
+        if "messages" in body and "no-template" in WORDS:
+            self.reply(400, {"error": {"message": "no chat template is defined for this tokenizer"}})
+            return
+        if "silent" in WORDS:
+            time.sleep(60)
+        if "http-500" in WORDS or ("engine-dead" in WORDS and State.asked):
+            self.reply(500, {"error": {"message": "EngineCore encountered an issue."}})
+            return
+        self.stream(body)
+
+    def stream(self, body):
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.close_connection = True
+        with State.lock:
+            State.asked += 1
+            prompt = body.get("prompt", "chat")
+            key = json.dumps(prompt)
+            tokens = len(prompt) if isinstance(prompt, list) else len(str(prompt).split())
+            seen = State.cache.get(key, 0)
+            State.cache[key] = seen + 1
+            cached = self.cached(tokens, seen)
+            State.queries += tokens
+            State.hits += cached
+        if "dies-on-request" in WORDS or "engine-dead" in WORDS:
+            say_death("align-kernel")
+            self.event(
+                {"error": {"message": "EngineCore encountered an issue. See stack trace (above).", "code": 500}}
+            )
+            self.wfile.flush()
+            if "dies-on-request" in WORDS:
+                threading.Timer(0.1, lambda: os._exit(1)).start()
+            return
+        if "stream-error" in WORDS:
+            self.event({"object": "error", "message": "something odd", "code": 400})
+            return
+        self.tokens(body, tokens, cached, seen)
+
+    def cached(self, tokens, seen):
+        if "never-cached" in WORDS or not seen or ("third-only" in WORDS and seen < 2):
+            return 0
+        blocks = max(0, tokens // BLOCK - 1)
+        return max(0, blocks * BLOCK - (7 if "miscount" in WORDS and blocks else 0))
+
+    def tokens(self, body, prompt_tokens, cached, seen):
+        wanted = body["max_tokens"]
+        for number in range(wanted):
+            text, top = f" t{number}", {f" t{number}": -0.01, " other": -9.0}
+            if number == 5 and seen and "drifting" in WORDS:
+                text, top = " other", {" other": -0.02, " t5": -8.0}
+            if number == 5 and "rounding" in WORDS:
+                top = {" t5": -0.69, " other": -0.70}
+                text = " other" if seen else " t5"
+            choice = {"index": 0, "finish_reason": "length" if number == wanted - 1 else None}
+            if "messages" in body:
+                choice["delta"] = {"content": text}
+            else:
+                choice["text"] = text
+            if body.get("logprobs"):
+                choice["logprobs"] = {"tokens": [text], "top_logprobs": [top]}
+            self.event({"choices": [choice]})
+        if "cut-stream" in WORDS:
+            return
+        with State.lock:
+            if "--speculative-config" in sys.argv and "no-drafts" not in WORDS:
+                State.drafts += wanted // 2
+                State.drafted += wanted // 2 * 2
+                if "no-accept" not in WORDS:
+                    State.position[0] += wanted // 3
+                    State.position[1] += wanted // 6
+                    State.accepted = sum(State.position)
+        usage = {"prompt_tokens": prompt_tokens, "completion_tokens": wanted}
+        if "no-details" not in WORDS:
+            usage["prompt_tokens_details"] = {"cached_tokens": cached}
+        self.event({"choices": [], "usage": usage})
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def event(self, message):
+        self.wfile.write(b"data: " + json.dumps(message).encode() + b"\n\n")
+
+
+def metrics():
+    label = 'engine="0",model_name="smoke"'
+    rows = {
+        "vllm:prefix_cache_queries": State.queries,
+        "vllm:prefix_cache_hits": State.hits,
+    }
+    if "--speculative-config" in sys.argv:
+        rows |= {
+            "vllm:spec_decode_num_drafts": State.drafts,
+            "vllm:spec_decode_num_draft_tokens": State.drafted,
+            "vllm:spec_decode_num_accepted_tokens": State.accepted,
+        }
+    out = ""
+    for name, value in rows.items():
+        out += f"# TYPE {name}_total counter\n{name}_total{{{label}}} {float(value)}\n"
+        out += f"# TYPE {name}_created gauge\n{name}_created{{{label}}} 1.79e+09\n"
+    if "--speculative-config" in sys.argv:
+        for position, value in enumerate(State.position):
+            name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+            out += f'{name}{{{label},position="{position}"}} {float(value)}\n'
+    return out + f'vllm:cache_config_info{{block_size="{BLOCK}",mamba_block_size="16",engine="0"}} 1.0\n'
+
+
+def child(*extra):
+    code = "import signal,sys,time\n"
+    if "stubborn" in WORDS:
+        code += "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    code += "time.sleep(300)\n"
+    # like setproctitle, which overwrites the environment that /proc shows
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-c", code, "stub-child"], env={}, **(extra[0] if extra else {})
+    )
+    note(process.pid)
+
+
+def note(pid):
+    """Tells the test which processes there were: it checks for itself that they are gone."""
+    if os.environ.get("VLLM_STUB_PIDS"):
+        with open(os.environ["VLLM_STUB_PIDS"], "a") as file:
+            file.write(f"{pid}\n")
+
+
+def main():
+    note(os.getpid())
+    if word("die"):
+        say(LINES[0][1])
+        say(LINES[3][1])
+        say_death(word("die"))
+        sys.exit(1)
+    if "stubborn" in WORDS:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if {"children", "stubborn", "orphans"} & set(WORDS):
+        child()
+        child({"start_new_session": True})
+    stop_at = word("hang")
+    for phase, line in LINES:
+        say(line)
+        if stop_at == phase:
+            time.sleep(300)
+    if "kill-self" in WORDS:
+        os.kill(os.getpid(), signal.SIGKILL)
+    address = (argument("--host"), int(argument("--port")))
+    ThreadingHTTPServer.address_family = socket.AF_INET
+    server = ThreadingHTTPServer(address, Handler)
+    server.daemon_threads = True
+    if "orphans" in WORDS:
+        threading.Timer(0.6, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+    server.serve_forever(0.05)
+
+
+main()
