@@ -98,7 +98,7 @@ def nvidia_kernel_module_not_loaded(s: Snapshot) -> Finding | Skipped | None:
     cause, d = "nvidia-kernel-module-not-loaded", facts_of(s)
     if d.nvml_status in ("ok", None, "LibRmVersionMismatch") or d.module_loaded or s.is_wsl:
         return None
-    if not (d.libnvidia_ml or d.libcuda):
+    if not (d.libnvidia_ml or d.libcuda) or (d.nvml_status == "LibraryNotFound" and not d.libcuda):
         return None
     if d.nvml_status != "DriverNotLoaded" and not (d.module_loaded is False and s.in_container is False):
         return None
@@ -248,6 +248,7 @@ def driver_library_version_mismatch(s: Snapshot) -> Finding | Skipped | None:
             return Skipped(cause, "neither NVML nor both versions are known")
         return None
     rows = rows_of(s, "module_version", "nvml_version", "libnvidia_ml", "nvml_status", "nvml_error")
+    rows += [s.evidence(f"gpus[{i}].cuda_error") for i, g in enumerate(s.gpus or ()) if g.cuda_error_code == 803]
     summary = f"The loaded kernel module is {d.module_version or 'of another version'}, the libraries are " + (
         d.nvml_version or "not the same"
     )
