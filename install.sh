@@ -261,6 +261,9 @@ advice() {
     case $1 in
         *'No space left'* | *quota*) say "free some room, or choose another place with --prefix DIR" ;;
         *CERTIFICATE_VERIFY_FAILED*) say "name your company's CA file in PIP_CERT (uv: SSL_CERT_FILE)" ;;
+        *'No matching distribution'*) # pip says the same when no index answered at all
+            say "check the network and HTTPS_PROXY, and that the package index has it (PIP_INDEX_URL)"
+            ;;
         *resolution* | *'Name or service'* | *lookup* | *refused* | *unreachable* | *roxy* | *'timed out'* | *'dns error'*)
             say "check the network and HTTPS_PROXY, or name a package index in PIP_INDEX_URL (uv: UV_DEFAULT_INDEX)"
             ;;

@@ -233,7 +233,7 @@ def test_python_without_venv_is_served_by_uv(stage: Stage) -> None:
             "free some room",
         ),
         ("SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] ...'))\nERROR: x", "PIP_CERT"),
-        ("ERROR: No matching distribution found for rich>=13.7", "No matching distribution found for rich>=13.7"),
+        ("ERROR: No matching distribution found for rich>=13.7", "found for rich>=13.7; check the network"),
         (
             "Traceback\n  ValueError: odd\n  [end of output]\n  note: this\nERROR: Failed building",
             "ValueError: odd",
