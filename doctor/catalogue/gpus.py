@@ -53,7 +53,7 @@ def _words(name: str) -> tuple[str, ...]:
 def _short(pattern: str) -> tuple[str, ...]:
     """ "GeForce RTX 2080 Ti" is also written "2080 Ti": only names that stay unmistakable are shortened."""
     words = _words(pattern)
-    return words[2:] if words[:1] == ("geforce",) and len(words) > 2 else words
+    return words[2:] if words[:1] == ("geforce",) and len(words) > 2 and words[2].isdigit() else words
 
 
 def _contains(words: tuple[str, ...], part: tuple[str, ...]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
 from doctor.catalogue.gpus import version_tuple
 from doctor.checks.gpu_common import capability, label, position, visible
@@ -168,7 +169,8 @@ def bfloat16_unsupported_gpu(s: Snapshot) -> Finding | Skipped | None:
     if s.origin != "host" or "half" in dtype or "float16" in dtype:
         return None
     summary = f"{label(g)} (compute capability {c[0]}.{c[1]}) has no bfloat16: give bf16 checkpoints --dtype half"
-    return found(cause, Confidence.HINT, summary, rows, severity=Severity.NOTE)
+    note = found(cause, Confidence.HINT, summary, rows, severity=Severity.NOTE)
+    return replace(note, title="This GPU has no bfloat16")  # nobody has asked for it yet
 
 
 @check("mig-enabled", needs=("gpus",))
