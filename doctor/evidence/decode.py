@@ -1,0 +1,173 @@
+"""Any file of text -> chunks of plain UTF-8 bytes in constant memory.
+
+Undoes gzip, bzip2 and xz, UTF-16 and UTF-32 (with or without BOM), terminal colours and cursor
+movements, NULs and CRLF. Line numbers stay those of the file: only ``\\n`` ends a line; a lone ``\\r``
+(a progress bar that redraws itself) only separates what was shown one after the other.
+"""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import gzip
+import io
+import lzma
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import IO
+
+#: Bytes read at a time.
+CHUNK = 1 << 20
+#: A line longer than this is handed on in pieces, so that a file without line ends needs no more memory.
+LONGEST_LINE = 2 << 20
+_SNIFF = 4096
+
+#: CSI and OSC sequences, and the two-byte escapes. Bounded, so that a stray ESC costs nothing.
+_ESCAPES = re.compile(rb"\x1b(?:\[[0-?]{0,64}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)|[@-Z\\-_=>])")
+#: Colour codes whose ESC was lost on the way through a web form: "[0;36m" or "[1m" at a word border.
+_ESCAPE_REST = re.compile(rb"(?:\xe2\x90\x9b|\^\[)\[[0-9;]{0,16}m")
+
+_MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz"}
+_BOMS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+
+
+@dataclass
+class Decoded:
+    """What was met on the way. ``damage`` says in words what could not be undone."""
+
+    layers: list[str] = field(default_factory=list)  # "gzip", "utf-16-le"
+    damage: list[str] = field(default_factory=list)
+    bytes_read: int = 0  # of the file itself, for progress
+    bytes_text: int = 0  # after unpacking
+
+
+class _Counting(io.RawIOBase):
+    """Counts what is read of the file itself, so that progress is right for packed files too."""
+
+    def __init__(self, raw: IO[bytes], decoded: Decoded) -> None:
+        self._raw = raw
+        self._decoded = decoded
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+        data = self._raw.read(len(view))
+        view[: len(data)] = data
+        self._decoded.bytes_read += len(data)
+        return len(data)
+
+
+def chunks(raw: IO[bytes], decoded: Decoded) -> Iterator[bytes]:
+    """Plain UTF-8 in chunks that end at a line end (the last one, and pieces of endless lines, excepted)."""
+    carry: list[bytes] = []
+    held = 0
+    for block in _clean(_plain(_unpack(raw, decoded), decoded)):
+        decoded.bytes_text += len(block)
+        cut = block.rfind(b"\n") + 1
+        if cut:
+            yield b"".join((*carry, block[:cut]))
+            carry, held = [], 0
+        if cut < len(block):
+            carry.append(block[cut:])
+            held += len(block) - cut
+            if held >= LONGEST_LINE:
+                yield b"".join(carry)
+                carry, held = [], 0
+    if carry:
+        yield b"".join(carry)
+
+
+def _unpack(raw: IO[bytes], decoded: Decoded) -> io.BufferedReader:
+    stream = io.BufferedReader(_Counting(raw, decoded), CHUNK)
+    for _ in range(3):  # a .gz inside a .gz is seen in the wild; more is no log
+        head = stream.peek(8)[:8]
+        kind = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
+        if kind is None:
+            break
+        decoded.layers.append(kind)
+        opener = {"gzip": gzip.GzipFile, "bzip2": bz2.BZ2File, "xz": lzma.LZMAFile}[kind]
+        packed = opener(fileobj=stream) if kind == "gzip" else opener(stream)  # type: ignore[call-overload]
+        stream = io.BufferedReader(packed, CHUNK)
+    return stream
+
+
+def _blocks(stream: io.BufferedReader, decoded: Decoded) -> Iterator[bytes]:
+    while True:
+        try:
+            block = stream.read(CHUNK)
+        except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+            decoded.damage.append(f"the {decoded.layers[-1] if decoded.layers else 'file'} data is damaged: {error}")
+            return
+        if not block:
+            return
+        yield block
+
+
+def _plain(stream: io.BufferedReader, decoded: Decoded) -> Iterator[bytes]:
+    try:
+        head = stream.peek(_SNIFF)[:_SNIFF]
+    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, OSError) as error:
+        if isinstance(error, OSError) and not decoded.layers:
+            raise
+        decoded.damage.append(f"the {decoded.layers[-1] if decoded.layers else 'file'} data is damaged: {error}")
+        return
+    encoding, skip = sniff_encoding(head)
+    if encoding == "utf-8":
+        if skip:
+            stream.read(skip)
+        yield from _blocks(stream, decoded)
+        return
+    decoded.layers.append(encoding)
+    stream.read(skip)
+    reader = codecs.getincrementaldecoder(encoding)(errors="replace")
+    for block in _blocks(stream, decoded):
+        yield reader.decode(block).encode("utf-8", "replace")
+    yield reader.decode(b"", final=True).encode("utf-8", "replace")
+
+
+def sniff_encoding(head: bytes) -> tuple[str, int]:
+    """The encoding that the first bytes tell, and the length of the BOM to skip. UTF-8 when nothing tells."""
+    for bom, name in _BOMS:
+        if head.startswith(bom):
+            return name, len(bom)
+    even, odd = head[0::2], head[1::2]
+    if len(head) >= 8:
+        if odd.count(0) > 0.6 * len(odd) and even.count(0) < 0.2 * len(even):
+            return "utf-16-le", 0
+        if even.count(0) > 0.6 * len(even) and odd.count(0) < 0.2 * len(odd):
+            return "utf-16-be", 0
+    return "utf-8", 0
+
+
+def _clean(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """Takes colours and NULs out. An escape sequence cut by the block border is joined again first."""
+    carry = b""
+    for block in blocks:
+        block = carry + block if carry else block
+        carry = b""
+        last = block.rfind(b"\x1b", max(0, len(block) - 32))
+        if last >= 0 and not _ESCAPES.match(block, last) and len(block) > last:
+            block, carry = block[:last], block[last:]
+        yield _scrub(block)
+    if carry:
+        yield _scrub(carry)
+
+
+def _scrub(block: bytes) -> bytes:
+    if b"\x1b" in block:
+        block = _ESCAPES.sub(b"", block).replace(b"\x1b", b"")
+    if b"^[[" in block or b"\xe2\x90\x9b[" in block:
+        block = _ESCAPE_REST.sub(b"", block)
+    if b"\0" in block:
+        block = block.replace(b"\0", b"")
+    return block

@@ -1,0 +1,136 @@
+"""Files of any text -> one Snapshot, and a Reading that says what was met."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from doctor import __version__
+from doctor.errors import DoctorError
+from doctor.evidence import facts_env, facts_shell, facts_smi, facts_vllm
+from doctor.evidence.builder import FactBuilder
+from doctor.evidence.decode import Decoded, chunks
+from doctor.evidence.recognise import Kind, recognise, telling
+from doctor.evidence.scan import Scan, scan
+from doctor.snapshot import Event, Snapshot, SnapshotError, loads, looks_like_snapshot
+
+#: Events kept in the snapshot; no text needs as many.
+MOST_EVENTS = 2000
+
+
+@dataclass(frozen=True)
+class Text:
+    """One file read: what it is, its size, what was undone, its most informative lines."""
+
+    name: str
+    kinds: tuple[Kind, ...] = ()
+    lines: int = 0
+    bytes: int = 0
+    layers: tuple[str, ...] = ()
+    damage: tuple[str, ...] = ()
+    telling: tuple[Event, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What :func:`read_evidence` gives: the snapshot to judge and what is worth telling about the texts."""
+
+    snapshot: Snapshot
+    texts: tuple[Text, ...] = field(default=())
+
+
+Progress = Callable[[int], None]
+
+
+def read_evidence(paths: Sequence[str], on_bytes: Progress | None = None) -> Reading:
+    """Reads files (``-`` is standard input). One saved snapshot given alone is returned as it is.
+
+    Raises DoctorError when a file cannot be read.
+    """
+    if len(paths) == 1 and paths[0] != "-":
+        saved = _saved_snapshot(paths[0])
+        if saved:
+            return Reading(saved)
+    facts = FactBuilder()
+    texts: list[Text] = []
+    events: list[Event] = []
+    for path in paths:
+        with _open(path) as raw:
+            decoded = Decoded()
+            name = "stdin" if path == "-" else Path(path).name
+            try:
+                result = scan(chunks(raw, decoded), name, on_bytes)
+            except OSError as error:
+                raise DoctorError(f"cannot read {path}: {error.strerror or error}") from None
+        if path == "-" and len(paths) == 1 and looks_like_snapshot("\n".join(i.raw for i in result.head[:400])):
+            saved_text = "\n".join(item.raw for item in result.ends)
+            try:
+                return Reading(loads(saved_text, name=name))
+            except SnapshotError:
+                pass
+        found = _facts(result, facts)
+        events += [*result.events, *found]
+        texts.append(
+            Text(
+                name,
+                recognise(result, facts),
+                result.lines,
+                decoded.bytes_text,
+                tuple(decoded.layers),
+                tuple(decoded.damage),
+                telling(result),
+            )
+        )
+    events += facts.conflicts
+    fields = facts.snapshot_fields()
+    marks = [Event("text", t.name, ", ".join(k.label for k in t.kinds), 1, {"lines": str(t.lines)}) for t in texts]
+    snapshot = Snapshot(
+        origin="evidence", doctor_version=__version__, events=tuple([*marks, *events][:MOST_EVENTS]), **fields
+    )
+    return Reading(snapshot, tuple(texts))
+
+
+def _facts(result: Scan, facts: FactBuilder) -> list[Event]:
+    """All parsers on one text; they return what rules need as events."""
+    lines = list(result.ends)
+    found = facts_env.read(lines, result.name, facts)
+    found += facts_smi.read(lines, result.name, facts)
+    found += facts_shell.read(lines, result.name, facts)
+    facts_vllm.read(result.facts, facts)
+    return found
+
+
+def snapshot_from(path: str) -> Snapshot:
+    """A saved snapshot or any evidence, for ``check --from``. Raises DoctorError."""
+    return read_evidence([path]).snapshot
+
+
+def _open(path: str) -> IO[bytes]:
+    if path == "-":
+        return io.BufferedReader(sys.stdin.buffer) if isinstance(sys.stdin.buffer, io.RawIOBase) else sys.stdin.buffer  # type: ignore[return-value]
+    try:
+        if Path(path).is_dir():
+            raise DoctorError(f"{path} is a folder; name the files to read")
+        return open(path, "rb")  # noqa: SIM115  closed by the caller
+    except OSError as error:
+        raise DoctorError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _saved_snapshot(path: str) -> Snapshot | None:
+    """The snapshot in the file, or None when the file is something else."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(4096)
+            if not head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{") or b'"schema_version"' not in head + file.read(1 << 22):
+                return None
+            text = Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise DoctorError(f"cannot read {path}: {error.strerror}") from None
+    try:
+        return loads(text, name=path)
+    except SnapshotError as error:
+        raise DoctorError(str(error)) from None

@@ -1,0 +1,215 @@
+"""Bytes -> events with line numbers, plus the lines at both ends of the text. Constant memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from doctor.evidence.multi import Finder
+from doctor.evidence.signals import Signal, all_signals
+from doctor.evidence.strip import LONGEST, Line, strip
+from doctor.snapshot import Event
+
+#: Bytes kept whole at the beginning and at the end: reports and tables are read from these.
+KEEP = 1 << 20
+#: Different passages remembered of one signal; more are only counted.
+DISTINCT = 40
+#: After this many passages of one signal it is not looked for any more: repetition says nothing new.
+ENOUGH = 1000
+#: The same for literals that are met all the time without their message.
+TOO_COMMON = 100_000
+_LINES_AFTER = 12  # most lines that a signal's window may span
+
+
+@dataclass
+class Scan:
+    """What one text held. ``head`` and ``tail`` are its lines (``tail`` is empty when ``head`` is everything)."""
+
+    name: str
+    events: list[Event] = field(default_factory=list)
+    facts: list[Event] = field(default_factory=list)
+    head: list[Line] = field(default_factory=list)
+    tail: list[Line] = field(default_factory=list)
+    lines: int = 0
+
+    @property
+    def ends(self) -> Iterator[Line]:
+        """The kept lines in order."""
+        yield from self.head
+        yield from self.tail
+
+
+class _Collector:
+    """Runs the signals on candidate lines and folds repetitions."""
+
+    def __init__(self, name: str, signals: Iterable[Signal]) -> None:
+        self.name = name
+        self.signals = tuple(signals)
+        self.owners: list[int] = []  # literal -> signal
+        literals: list[bytes] = []
+        for number, signal in enumerate(self.signals):
+            for literal in signal.literals:
+                literals.append(literal.encode())
+                self.owners.append(number)
+        self.finder = Finder(literals)
+        self.hits = [0] * len(self.signals)
+        self.found: dict[str, dict[tuple[str, ...], Event]] = {}
+        self.totals: dict[str, int] = {}
+
+    def line(self, numbers: set[int], text: str, after: Callable[[int], str], line: int) -> None:
+        """Tries the signals whose literals are in this line."""
+        for number in sorted(numbers):
+            signal = self.signals[number]
+            values = signal.values(text + after(signal.window) if signal.window else text)
+            if values is not None:
+                self.add(signal, values, text, line)
+
+    def add(self, signal: Signal, values: dict[str, str], text: str, line: int) -> None:
+        """Remembers one passage, or counts it when it is known already."""
+        known = self.found.setdefault(signal.name, {})
+        self.totals[signal.name] = self.totals.get(signal.name, 0) + 1
+        key = (*sorted(values.values()), text[:80]) if not values else tuple(f"{k}={v}" for k, v in values.items())
+        if key in known:
+            known[key] = replace(known[key], count=known[key].count + 1)
+        elif len(known) < DISTINCT:
+            known[key] = Event(signal.name, f"{self.name}:{line}", text.strip()[:400], line, values)
+
+    def saturate(self) -> None:
+        """Literals of signals met often enough are dropped from the search."""
+        full = {
+            n
+            for n, signal in enumerate(self.signals)
+            if self.totals.get(signal.name, 0) > ENOUGH or self.hits[n] > TOO_COMMON
+        }
+        if full:
+            self.finder.drop(i for i, owner in enumerate(self.owners) if owner in full)
+
+    def results(self) -> tuple[list[Event], list[Event]]:
+        """(events, facts), each in order of appearance."""
+        facts = {s.name for s in self.signals if s.fact}
+        every = sorted((e for known in self.found.values() for e in known.values()), key=lambda e: e.line or 0)
+        return [e for e in every if e.signal not in facts], [e for e in every if e.signal in facts]
+
+
+def scan(blocks: Iterable[bytes], name: str, on_block: Callable[[int], None] | None = None) -> Scan:
+    """Reads the blocks of :func:`doctor.evidence.decode.chunks` once."""
+    collector = _Collector(name, all_signals())
+    result = Scan(name)
+    head: list[tuple[int, bytes]] = []
+    tail: deque[tuple[int, bytes]] = deque()
+    head_size = tail_size = 0
+    line = 1
+    for block in blocks:
+        _block(collector, block, line)
+        collector.saturate()
+        if head_size < KEEP and not tail:
+            head.append((line, block))
+            head_size += len(block)
+        else:
+            tail.append((line, block))
+            tail_size += len(block)
+            while tail_size - len(tail[0][1]) > KEEP:
+                tail_size -= len(tail.popleft()[1])
+        line += block.count(b"\n")
+        if on_block:
+            on_block(len(block))
+    result.lines = line
+    result.head = [item for start, block in head for item in _lines(block, start)]
+    result.tail = [item for start, block in tail for item in _lines(block, start)]
+    _joined(collector, result.head)
+    _joined(collector, result.tail)
+    result.events, result.facts = collector.results()
+    return result
+
+
+def _block(collector: _Collector, block: bytes, first_line: int) -> None:
+    hits = collector.finder.find(block)
+    if not hits:
+        return
+    line, counted_to = first_line, 0
+    start = end = -1
+    numbers: set[int] = set()
+    for at, literal in hits:
+        owner = collector.owners[literal]
+        collector.hits[owner] += 1
+        if collector.totals.get(collector.signals[owner].name, 0) > ENOUGH:
+            continue
+        if not start < at <= end:
+            if numbers:
+                _candidate(collector, block, start, end, numbers, line)
+            start, end = _bounds(block, at)
+            line += block.count(b"\n", counted_to, start)
+            counted_to = start
+            numbers = set()
+        numbers.add(owner)
+    if numbers:
+        _candidate(collector, block, start, end, numbers, line)
+
+
+def _bounds(block: bytes, at: int) -> tuple[int, int]:
+    """The line around an offset, or the part of a very long line that is near it."""
+    low, high = max(0, at - LONGEST // 2), min(len(block), at + LONGEST // 2)
+    start = max(block.rfind(b"\n", low, at - 1), block.rfind(b"\r", low, at - 1)) + 1 or low
+    ends = [e for e in (block.find(b"\n", at, high), block.find(b"\r", at, high)) if e >= 0]
+    return start, min(ends) if ends else high
+
+
+def _candidate(collector: _Collector, block: bytes, start: int, end: int, numbers: set[int], line: int) -> None:
+    item = strip(block[start:end].decode("utf-8", "replace"), line)
+
+    def after(count: int) -> str:
+        low = block.find(b"\n", end) + 1
+        if not low:
+            return ""
+        text = block[low : low + 2 * LONGEST].decode("utf-8", "replace")
+        following = text.split("\n")[: min(count, _LINES_AFTER)]
+        return "\n" + "\n".join(strip(raw).text for raw in following)
+
+    collector.line(numbers, item.text, after, line)
+
+
+def _lines(block: bytes, first: int) -> Iterator[Line]:
+    for number, raw in enumerate(block.split(b"\n"), first):
+        if raw or number == first:
+            yield strip(raw[: 4 * LONGEST].decode("utf-8", "replace"), number)
+
+
+#: Texts with more lines than this are logs written by programs, not pastes that a terminal or a mailer wrapped.
+_MOST_WRAPPED = 20_000
+
+
+def _joined(collector: _Collector, lines: list[Line]) -> None:
+    """Looks for messages that a narrow terminal or a mailer broke into two or three lines."""
+    if len(lines) > _MOST_WRAPPED:
+        return
+    seen = {(e.signal, e.line) for known in collector.found.values() for e in known.values()}
+    joined: list[tuple[Line, str]] = []
+    for position, item in enumerate(lines):
+        text = item.text.rstrip()
+        if len(text) < 30:
+            continue
+        parts = [text[:1000]]
+        for following in lines[position + 1 : position + 4]:
+            if following.prefixed or not following.text.strip() or len(parts[-1]) < 30:
+                break
+            parts.append(following.text.strip()[:1000])
+            if len(parts) > 1:
+                joined.append((item, " ".join(parts)))
+                joined.append((item, "".join(parts)))
+    buffer = "\n".join(text.replace("\n", " ") for _, text in joined).encode("utf-8", "replace")
+    starts = [0]
+    for _, text in joined:
+        starts.append(starts[-1] + len(text.encode("utf-8", "replace")) + 1)
+    index = 0
+    for at, literal in collector.finder.find(buffer):
+        while starts[index + 1] < at:
+            index += 1
+        item, text = joined[index]
+        signal = collector.signals[collector.owners[literal]]
+        if any((signal.name, line) in seen for line in range(item.number, item.number + 4)):
+            continue
+        values = signal.values(text[:LONGEST])
+        if values is not None:
+            seen.add((signal.name, item.number))
+            collector.add(signal, values, text, item.number)
