@@ -107,7 +107,7 @@ def _expandable(s: Snapshot, name: str, value: str) -> Finding:
     return found("wsl2-expandable-segments", Confidence.HINT, summary, evidence, fixes=(fix,))
 
 
-@check("wsl2-multi-gpu-p2p-unreliable", needs=("wsl", "gpus"))
+@check("wsl2-multi-gpu-p2p-unreliable", needs=("wsl",))
 @under_wsl2("wsl2-multi-gpu-p2p-unreliable")
 def multi_gpu_p2p(s: Snapshot) -> Finding | Skipped | None:
     """Two or more GPUs under WSL2: peer-to-peer is not dependable.
@@ -115,7 +115,9 @@ def multi_gpu_p2p(s: Snapshot) -> Finding | Skipped | None:
     Signals (a hint): the number of cards, when the run uses more than one and NCCL_P2P_DISABLE is not set.
     """
     cause = "wsl2-multi-gpu-p2p-unreliable"
-    gpus = s.gpus or ()
+    if s.gpus is None:
+        return Skipped(cause, "the GPUs are not known")
+    gpus = s.gpus
     ranks = (s.serving.tensor_parallel or 1) * (s.serving.pipeline_parallel or 1) if s.serving else None
     if len(gpus) < 2 or (ranks == 1 and s.serving and s.serving.tensor_parallel is not None):
         return None
