@@ -1,0 +1,136 @@
+"""Runs `vllm-doctor smoke` once for each start of a plan and keeps what each server printed.
+
+    python benchmarks/gpu_starts.py PLAN.json --python ENV --models DIR --out DIR [--deadline SECONDS]
+
+PLAN is a list of {"name", "gpu", "model", "cache", "args": [smoke arguments]}; starts of the same GPU run one
+after another, GPUs side by side. "cache" names a folder of compile caches: the first start with a name is
+a cold one. Each answer goes to DIR/starts.json as soon as it is there; no start begins that would probably
+end after the deadline.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+#: Log lines worth keeping: figures and versions, no paths or names of the machine.
+KEY = re.compile(
+    r"Model loading took|Available KV cache memory|GPU KV cache size|Maximum concurrency|Free memory on device|"
+    r"torch.compile took|Directly load|Graph capturing finished|CUDA graph pool memory|"
+    r"Setting attention block size|Padding mamba page|padding layers|init engine|Kernel JIT|kernel JIT compilation|SpecDecoding metrics|"
+    r"Resolved architecture|Estimated CUDA graph|Using .{1,40} backend"
+)
+_PREFIX = re.compile(r"^.{0,120}?\] ")
+
+
+class Runner:
+    """Runs the plan; one thread a GPU."""
+
+    def __init__(self, python: str, models: Path, out: Path, deadline: float) -> None:
+        self.python, self.models, self.out, self.end = python, models, out, time.monotonic() + deadline
+        self.rows: list[dict[str, Any]] = []
+        self.lock = threading.Lock()
+
+    def stream(self, starts: list[dict[str, Any]]) -> None:
+        """All starts of one GPU, in order."""
+        for start in starts:
+            left = self.end - time.monotonic()
+            expected = float(start.get("expected_s", 120))
+            row = (
+                self.one(start, left)
+                if left > expected
+                else {"name": start["name"], "skipped": f"{left:.0f} s left"}
+            )
+            with self.lock:
+                self.rows.append(row)
+                (self.out / "starts.json").write_text(json.dumps(self.rows, indent=1))
+            print(
+                json.dumps({k: row.get(k) for k in ("name", "verdict", "wall_s", "skipped", "kv_tokens")}),
+                flush=True,
+            )
+
+    def one(self, start: dict[str, Any], left: float) -> dict[str, Any]:
+        """One smoke test; its answer, key log lines and the card's memory before and after."""
+        folder = Path(os.environ.get("TMPDIR", "/tmp")) / ("start-" + re.sub(r"\W+", "-", start["name"]))
+        caches = Path(os.environ.get("TMPDIR", "/tmp")) / f"caches-{start.get('cache', 'default')}"
+        env = {
+            **os.environ,
+            "CUDA_VISIBLE_DEVICES": str(start.get("gpu", 0)),
+            "VLLM_CACHE_ROOT": str(caches / "vllm"),
+            "TRITON_CACHE_DIR": str(caches / "triton"),
+            "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+            **start.get("env", {}),
+        }
+        cold = not caches.exists()
+        model = str(self.models / start["model"])
+        argv = [sys.executable, "-m", "doctor", "smoke", "--python", self.python, "--model", model]
+        argv += ["--json", "--out", str(folder), "--timeout", f"{max(30.0, left - 30):.0f}", *start["args"]]
+        began = time.monotonic()
+        try:
+            done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=max(40.0, left))
+            stdout, stderr = done.stdout, done.stderr
+        except subprocess.TimeoutExpired:
+            stdout, stderr = "", "stopped at the deadline"
+        row: dict[str, Any] = {"name": start["name"], "cold": cold, "wall_s": round(time.monotonic() - began, 1)}
+        try:
+            answer = json.loads(stdout)
+        except ValueError:
+            row["error"] = stderr.strip().splitlines()[-1:] or ["no answer"]
+            answer = {}
+        row["verdict"] = answer.get("verdict")
+        row["findings"] = [{k: f[k] for k in ("id", "confidence", "summary")} for f in answer.get("findings", [])]
+        smoke = answer.get("smoke", {})
+        row["server"] = {
+            k: v
+            for k, v in smoke.get("server", {}).items()
+            if k not in ("log", "environment", "pid", "model", "env")
+        }
+        row["kv_tokens"] = row["server"].get("kv_tokens")
+        row["probes"] = smoke.get("probes", [])
+        row["log"] = _key_lines(folder / "server.log")
+        return row
+
+
+def _key_lines(path: Path) -> list[str]:
+    if not path.exists():
+        return []
+    lines = path.read_text(errors="replace").splitlines()
+    kept = [_PREFIX.sub("", line)[:400] for line in lines if KEY.search(line)]
+    if not any("GPU KV cache size" in line for line in kept):  # it did not get that far: the end says why
+        kept += [line[:300] for line in lines[-25:]]
+    return list(dict.fromkeys(kept))[:80]
+
+
+def main() -> int:
+    """Runs the plan; 0 when every start ran."""
+    parser = argparse.ArgumentParser(description="Run a plan of real starts.")
+    parser.add_argument("plan", type=Path)
+    parser.add_argument("--python", required=True)
+    parser.add_argument("--models", type=Path, default=Path("."), help="folder of the model folders")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--deadline", type=float, default=540.0)
+    args = parser.parse_args()
+    plan = json.loads(args.plan.read_text())
+    args.out.mkdir(parents=True, exist_ok=True)
+    runner = Runner(args.python, args.models, args.out, args.deadline)
+    by_gpu: dict[int, list[dict[str, Any]]] = {}
+    for start in plan:
+        by_gpu.setdefault(start.get("gpu", 0), []).append(start)
+    threads = [threading.Thread(target=runner.stream, args=(starts,)) for starts in by_gpu.values()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return 0 if all("skipped" not in r and "error" not in r for r in runner.rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
