@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from doctor.memory.layout import KvOptions, Layout, lay_out
@@ -78,7 +79,7 @@ def hit_step(shape: ModelShape, layout: Layout, options: KvOptions, version: Swi
     caching = options.prefix_caching
     if caching is None:
         caching = default_prefix_caching(shape, version)
-    return max(group.block for group in layout.groups) if caching else None
+    return math.lcm(*(group.block for group in layout.groups)) if caching else None
 
 
 def highest_context(shape: ModelShape, available_bytes: int, options: KvOptions, version: Switches) -> int:

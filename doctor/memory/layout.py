@@ -123,6 +123,7 @@ class Page:
     bytes: int
     blocks: int
     key: tuple[object, ...] = ()  # layers with equal keys can share a group
+    layer: AttentionLayer | None = None
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,8 @@ def lay_out(shape: ModelShape, options: KvOptions, version: Switches) -> Layout:
     block = _block(options, state, per_token, mode, first, states)
     slots = {None: 0, "none": 1, "align": 2, "all": 0}[mode] + options.draft_tokens
     if mode == "align":
-        slots += options.checkpoint_blocks
+        mamba2 = any(layer.kind == "Mamba 2" for layer in states)
+        slots += max(options.checkpoint_blocks, version.mamba2_checkpoint_blocks if mamba2 else 0)
     if mode == "all":
         slots += math.ceil(options.max_model_len / block)
     pages = [_attention_page(layer, options, block, version) for layer in attention]
@@ -191,7 +193,7 @@ def lay_out(shape: ModelShape, options: KvOptions, version: Switches) -> Layout:
         size = state_bytes(layer, options)
         padded = block * per_token if shape.is_hybrid else max(widest, size)
         pages.append(Page("state", block, padded, slots, ("state", padded, slots)))
-    groups, bytes_per_block, page_bytes = _group(pages, version)
+    groups, bytes_per_block, page_bytes = _group(pages, options, version)
     full = [layer for layer in attention if layer.kind in (AttentionKind.FULL, AttentionKind.LATENT)]
     return Layout(
         block_size=block,
@@ -249,7 +251,7 @@ def _block(options: KvOptions, state: int, per_token: int, mode: str | None, fir
 
 def _attention_page(layer: AttentionLayer, options: KvOptions, block: int, version: Switches) -> Page:
     size = block * token_bytes(layer, options.kv_cache_dtype, options.tp)
-    return Page(layer.kind.value, block, size, _blocks(layer, options, block, version), _key(layer, size))
+    return Page(layer.kind.value, block, size, _blocks(layer, options, block, version), _key(layer, size), layer)
 
 
 def _key(layer: AttentionLayer, size: int) -> tuple[object, ...]:
@@ -267,14 +269,14 @@ def _blocks(layer: AttentionLayer, options: KvOptions, block: int, version: Swit
     return math.ceil(options.max_model_len / block)
 
 
-def _group(pages: list[Page], version: Switches) -> tuple[tuple[Group, ...], int, int]:
+def _group(pages: list[Page], options: KvOptions, version: Switches) -> tuple[tuple[Group, ...], int, int]:
     """Groups, bytes of one block id over all layers, and the page size."""
     kinds = {_uniform_kind(page) for page in pages}
     if len(kinds) == 1:  # every layer needs the same slots: one group, pages may differ in size
         total = sum(page.bytes for page in pages)
         blocks = max(page.blocks for page in pages)
         return (Group(pages[0].kind, len(pages), pages[0].block, blocks),), total, max(p.bytes for p in pages)
-    return _group_by_page(_unify(pages), version)
+    return _group_by_page(_unify(pages, options, version))
 
 
 def _uniform_kind(page: Page) -> object:
@@ -283,23 +285,19 @@ def _uniform_kind(page: Page) -> object:
     return page.kind, page.blocks, page.key[4] if page.kind != "state" else page.bytes
 
 
-def _unify(pages: list[Page]) -> list[Page]:
+def _unify(pages: list[Page], options: KvOptions, version: Switches) -> list[Page]:
     """Gives all layers one page size: more tokens a block where that divides evenly, padding elsewhere."""
     largest = max(page.bytes for page in pages)
     unified = []
     for page in pages:
-        if page.bytes != largest and page.kind != "state" and largest % page.bytes == 0:
-            ratio = largest // page.bytes
-            page = replace(page, block=page.block * ratio, blocks=_rescaled(page, ratio))
+        if page.bytes != largest and page.layer is not None and largest % page.bytes == 0:
+            block = page.block * (largest // page.bytes)
+            page = replace(page, block=block, blocks=_blocks(page.layer, options, block, version))
         unified.append(replace(page, bytes=largest))
     return unified
 
 
-def _rescaled(page: Page, ratio: int) -> int:
-    raise UnsupportedOption("layers with different page sizes need their own block count")
-
-
-def _group_by_page(pages: list[Page], version: Switches) -> tuple[tuple[Group, ...], int, int]:
+def _group_by_page(pages: list[Page]) -> tuple[tuple[Group, ...], int, int]:
     buckets: dict[object, list[Page]] = {}
     for page in pages:
         buckets.setdefault(page.key, []).append(page)

@@ -26,6 +26,7 @@ class Switches:
     estimates_cudagraphs: bool
     hybrid_prefix_caching: bool
     state_mode_all: bool
+    mamba2_checkpoint_blocks: int
     in_flight_batches: int
     merges_mergeable_specs: bool
     combo_kernel_benchmark: bool

@@ -28,20 +28,22 @@ class Basics:
     tied: bool
 
 
-def basics(source: Source, *, tied: bool = False, ffn: bool = True, positions: int | None = None) -> Basics:
-    """Reads the common dimensions; ``tied`` is the family's default for tied vocabulary matrices."""
+def basics(
+    source: Source, *, tied: bool = False, ffn: bool = True, depth: int | None = None, head_dim: int | None = None
+) -> Basics:
+    """Reads the common dimensions; ``tied`` is the family's default for tied matrices, ``depth`` for layers,
+    ``head_dim`` for families that do not derive it from the hidden size."""
     text = source.text
     hidden, heads = text.integer("hidden_size"), text.integer("num_attention_heads")
-    head_dim = (
-        text.integer("head_dim")
-        if text.has("head_dim")
-        else text.divides(hidden, heads, "hidden_size is not divisible by num_attention_heads")
-    )
+    if text.has("head_dim"):
+        head_dim = text.integer("head_dim")
+    elif head_dim is None:
+        head_dim = text.divides(hidden, heads, "hidden_size is not divisible by num_attention_heads")
     return Basics(
         hidden=hidden,
         vocabulary=text.integer("vocab_size"),
-        positions=text.integer("max_position_embeddings", default=positions),
-        depth=text.integer("num_hidden_layers"),
+        positions=text.integer("max_position_embeddings"),
+        depth=text.integer("num_hidden_layers", default=depth),
         heads=heads,
         kv_heads=text.integer("num_key_value_heads", default=heads),
         head_dim=head_dim,

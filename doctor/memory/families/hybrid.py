@@ -71,7 +71,7 @@ def qwen_delta_net(source: Source) -> ModelShape:
         weights += tower
     rope = text.nested("rope_parameters") or {}
     share = rope.get("partial_rotary_factor", text.get("partial_rotary_factor") or 0.25)
-    experts = text.integer("num_experts", default=0, least=0)
+    experts = text.integer("num_experts", "num_local_experts", default=0, least=0)
     chosen = text.integer("num_experts_per_tok", default=0, least=0)
     width = chosen * text.integer("moe_intermediate_size", default=0, least=0) if experts else base.ffn
     return assemble(
@@ -100,7 +100,7 @@ def _gated_attention(prefix: str, base: Basics, part: Part) -> Iterator[Weight]:
 
 def _feed_forward(source: Source, prefix: str, base: Basics, index: int, part: Part) -> Iterator[Weight]:
     text = source.text
-    count = text.integer("num_experts", default=0, least=0)
+    count = text.integer("num_experts", "num_local_experts", default=0, least=0)
     step = text.integer("decoder_sparse_step", default=1)
     if not count or index in (text.integers("mlp_only_layers") or ()) or (index + 1) % step:
         return parts.mlp(prefix, base.hidden, base.ffn, part=part)
@@ -128,14 +128,15 @@ def _qwen_vision(view: Fields, hidden: int) -> tuple[Vision, list[Weight]]:
 @family("NemotronHForCausalLM")
 def nemotron_h(source: Source) -> ModelShape:
     """Nemotron-H: Mamba 2 (M), attention (*) and plain or expert MLP (- and E) layers in any pattern."""
-    text, base = source.text, basics(source)
-    letters = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
+    text = source.text
+    letters = {"mamba": "M", LINEAR: "M", "attention": "*", FULL: "*", "mlp": "-", "moe": "E"}
     named = text.texts("layers_block_type")
     pattern = "".join(letters.get(n, "?") for n in named) if named else text.text("hybrid_override_pattern")
     pattern = pattern.replace("|", "")
-    if named is None and len(pattern) != base.depth:
+    base = basics(source, depth=len(pattern))
+    if len(pattern) != base.depth:
         raise ConfigError(
-            f"{source.name}: hybrid_override_pattern has {len(pattern)} layers, num_hidden_layers is {base.depth}"
+            f"{source.name}: the layer pattern has {len(pattern)} layers, num_hidden_layers is {base.depth}"
         )
     if strange := set(pattern) - set("M*-E"):
         raise ConfigError(f"{source.name}: layer kind {min(strange)!r} is not known for Nemotron-H")

@@ -36,6 +36,6 @@ def family(*architectures: str) -> Callable[[Builder], Builder]:
 
 def builders() -> dict[str, Builder]:
     """Architecture name to builder, all families loaded."""
-    from doctor.memory.families import hybrid  # noqa: F401  registers itself
+    from doctor.memory.families import dense, gemma, hybrid, latent, moe  # noqa: F401  each registers itself
 
     return _BUILDERS
