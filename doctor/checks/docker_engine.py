@@ -171,8 +171,9 @@ def docker_daemon_unreachable(s: Snapshot) -> Finding | Skipped | None:
         start = Remedy("Start the daemon", commands=(("sudo", "service", "docker", "start"),), risk=Risk.CAUTION)
     else:
         start = Remedy("Start the daemon", commands=(("sudo", "systemctl", "start", "docker"),), risk=Risk.CAUTION)
-    chosen = s.container.sources.get("docker_host", "") if s.container else ""
-    text = f"the docker daemon does not answer: {c.daemon_error}" + (f" (chosen by {chosen})" if chosen else "")
+    chosen = c.sources.get("docker_host", "default socket")
+    by = "" if chosen == "default socket" else f" (chosen by {chosen})"
+    text = f"the docker daemon does not answer: {c.daemon_error}{by}"
     return found(name, Confidence.PROVEN, text, evidence, fixes=(start,))
 
 
