@@ -28,7 +28,7 @@ def deepseek(source: Source) -> ModelShape:
     )
     kinds = text.texts("mlp_layer_types")
     drafts = text.integer("num_nextn_predict_layers", default=0, least=0)
-    corrected = not source.architecture.startswith("DeepseekV2")
+    corrected, glm = not source.architecture.startswith("DeepseekV2"), source.architecture.startswith("Glm")
     layer = AttentionLayer(AttentionKind.LATENT, 1, rank + rope, value_dim=0)
     weights = list(parts.vocabulary("model", "lm_head", base.vocabulary, base.hidden, base.tied))
     for i in range(base.depth + drafts):
@@ -41,7 +41,9 @@ def deepseek(source: Source) -> ModelShape:
                 f"{prefix}.mlp", base.hidden, ffn, count, chosen, shared_ffn=shared, part=part
             )
             if corrected:
-                weights.append(parts.other(f"{prefix}.mlp.gate", count, part))
+                # GLM keeps the router in float32: twice the bytes of the other weights
+                router = base.hidden * count + 2 * count if glm else count
+                weights.append(parts.other(f"{prefix}.mlp.gate", router, part))
         else:
             weights += parts.mlp(f"{prefix}.mlp", base.hidden, base.ffn, part=part)
         weights.append(parts.other(prefix, 2 * base.hidden + rank + q_rank, part))
@@ -52,10 +54,6 @@ def deepseek(source: Source) -> ModelShape:
     widest = 2 * base.hidden + max(
         3 * base.ffn, chosen * (3 * ffn + base.hidden), base.heads * (2 * nope + rope + value)
     )
-    title = (
-        "GLM-4.7 Flash (latent attention)"
-        if source.architecture.startswith("Glm")
-        else "DeepSeek (latent attention)"
-    )
+    title = "GLM-4.7 Flash (latent attention)" if glm else "DeepSeek (latent attention)"
     return assemble(source, title, base, [layer] * base.depth, weights, draft_layers=[layer] * drafts,
                     widest=widest, rotary_dim=rope)  # fmt: skip
