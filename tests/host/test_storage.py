@@ -252,3 +252,16 @@ def test_a_dead_mount_costs_only_itself(tmp_path: Path) -> None:
     assert place(seen, "vllm cache").free_bytes
     assert seen.model_path == "/data/models/q"
     assert seen.model_exists is None
+
+
+class Hidden(FakeHost):
+    """A host that hides its processes (/proc mounted with hidepid, or not at all)."""
+
+    def listdir(self, path: str) -> tuple[str, ...]:
+        return () if path == "/proc" else super().listdir(path)
+
+
+def test_no_lock_is_stale_when_builds_cannot_be_seen(tmp_path: Path) -> None:
+    host = Hidden(tmp_path, env=linux_hosts.native(tmp_path).env)
+    path = lock(host, "/home/ana/.cache/torch_extensions/py311_cu128/flash_qla_legacy_gdn/lock")
+    assert (facts(host).stale_locks, facts(host).fresh_locks) == ((), (path,))
