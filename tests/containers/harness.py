@@ -154,6 +154,9 @@ class Docker:
         finally:
             shutil.rmtree(context, ignore_errors=True)
         if built.returncode != 0:
+            # a failed step of the classic builder stays behind with the image's label
+            for kind in ("container", "image"):
+                self(kind, "prune", "-f", "--filter", f"label={LABEL}=image")
             raise RuntimeError(f"building {tag} failed:\n{built.stdout[-2000:]}{built.stderr[-2000:]}")
         old = self("image", "ls", "--format", "{{.Repository}}:{{.Tag}}", tag.rpartition(":")[0]).stdout.split()
         for stale in old:
