@@ -7,7 +7,15 @@ import re
 
 from doctor import catalogue
 from doctor.checks import cuda_toolkit as cuda_toolkit  # registers the checks of nvcc, of this area too
-from doctor.checks.native import compiler, native_severity, nvcc_in_use, toolchain, trial, vllm_installed
+from doctor.checks.native import (
+    compiler,
+    complete_pair,
+    native_severity,
+    nvcc_in_use,
+    toolchain,
+    trial,
+    vllm_installed,
+)
 from doctor.checks.packages import family, install
 from doctor.checks.registry import check, found
 from doctor.facts import Compiler, CompileTrial
@@ -44,7 +52,7 @@ def pinned_by(s: Snapshot, c: Compiler) -> tuple[str, ...]:
     """What makes builds use this compiler: variables, and the Turing fork's launcher (0.1.x takes gcc-12)."""
     t = toolchain(s)
     names = {c.path, c.target, c.name, os.path.basename(c.path)}
-    users = [f"{v}={t.env[v]}" for v in PINS if t.env.get(v) in names]
+    users = [f"{v}={t.env[v]}" for v in PINS if v in t.env and t.env[v] in names]
     fork = s.python.turing_fork if s.python else None
     if fork and fork.startswith("0.1.") and c.path == "/usr/bin/gcc-12" and not t.env.get("CC"):
         users.append(f"the launcher of the Turing fork {fork}, which takes /usr/bin/gcc-12 when CC is empty")
@@ -63,23 +71,13 @@ def _complete_pair(s: Snapshot) -> Compiler | None:
 
 def _use_complete(s: Snapshot) -> tuple[Remedy, ...]:
     """Points everything at the newest complete gcc pair on this host that nvcc accepts."""
-    known = toolchain(s).compilers or ()
     nvcc = nvcc_in_use(s)
-    limit = nvcc.gcc_max if nvcc else None
-    majors = sorted(
-        {
-            c.major
-            for c in known
-            if c.cplusplus and c.cc1plus_ok and c.major and (limit is None or c.major <= limit)
-        }
-    )
-    for major in reversed(majors):
-        cc = next((c.path for c in c_drivers(s, major) if c.cc1plus_ok), None)
-        cxx = next((c.path for c in known if c.cplusplus and c.major == major and c.cc1plus_ok), None)
-        if cc and cxx:
-            text = f"Or start the server with CC={cc} CXX={cxx} CUDAHOSTCXX={cxx} NVCC_CCBIN={cxx}"
-            return (Remedy(text, risk=Risk.SAFE),)
-    return ()
+    pair = complete_pair(s, nvcc.gcc_max if nvcc else None)
+    if pair is None:
+        return ()
+    cc, cxx = pair
+    text = f"Or start the server with CC={cc} CXX={cxx} CUDAHOSTCXX={cxx} NVCC_CCBIN={cxx}"
+    return (Remedy(text, risk=Risk.SAFE),)
 
 
 def _install_cxx(s: Snapshot, c: Compiler) -> Remedy:

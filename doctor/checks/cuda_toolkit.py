@@ -6,7 +6,7 @@ import re
 
 from doctor import catalogue
 from doctor.checks.gpu_common import capability, label
-from doctor.checks.native import JitUser, compiler, jit_users, nvcc_in_use, toolchain, trial
+from doctor.checks.native import JitUser, compiler, complete_pair, jit_users, nvcc_in_use, toolchain, trial
 from doctor.checks.packages import family, install
 from doctor.checks.registry import check, found
 from doctor.facts import Nvcc
@@ -45,12 +45,9 @@ def _use_toolkit(nvcc: Nvcc) -> Remedy:
 
 
 def _older_host(s: Snapshot, limit: int) -> tuple[Remedy, ...]:
-    known = toolchain(s).compilers or ()
-    fits = sorted({c.major for c in known if c.cplusplus and c.cc1plus_ok and c.major and c.major <= limit})
-    if fits:
-        cxx = next(c.path for c in known if c.cplusplus and c.major == fits[-1] and c.cc1plus_ok)
-        cc = next((c.path for c in known if c.family == "gcc" and not c.cplusplus and c.major == fits[-1]), cxx)
-        text = f"Start the server with CC={cc} CXX={cxx} CUDAHOSTCXX={cxx} NVCC_CCBIN={cxx}"
+    pair = complete_pair(s, limit)
+    if pair is not None:
+        text = f"Start the server with CC={pair[0]} CXX={pair[1]} CUDAHOSTCXX={pair[1]} NVCC_CCBIN={pair[1]}"
         return (Remedy(text, risk=Risk.SAFE),)
     commands = install(s, "gcc-major", "g++-major", major=limit)
     text = f"Install gcc-{limit} and g++-{limit}, then set CC, CXX, CUDAHOSTCXX and NVCC_CCBIN to them"

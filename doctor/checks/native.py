@@ -37,6 +37,21 @@ def compiler(s: Snapshot, path: str | None) -> Compiler | None:
     return next((c for c in known if path and path in (c.path, c.target)), None)
 
 
+def complete_pair(s: Snapshot, limit: int | None = None) -> tuple[str, str] | None:
+    """Paths of gcc and g++ of the newest complete major on this host, at most ``limit``; None if there is none."""
+    known = (s.toolchain.compilers if s.toolchain else None) or ()
+    complete = [c for c in known if c.family == "gcc" and c.cc1plus_ok and c.major]
+    for major in sorted(
+        {c.major for c in complete if c.major and (limit is None or c.major <= limit)}, reverse=True
+    ):
+        names = {c.name: c.path for c in complete if c.major == major}
+        cc = next((names[n] for n in (f"gcc-{major}", "gcc", "cc") if n in names), None)
+        cxx = next((names[n] for n in (f"g++-{major}", "g++", "c++") if n in names), None)
+        if cc and cxx:
+            return cc, cxx
+    return None
+
+
 def nvcc_in_use(s: Snapshot) -> Nvcc | None:
     """The nvcc that torch and FlashInfer run."""
     t = s.toolchain

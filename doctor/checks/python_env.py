@@ -61,7 +61,7 @@ def requirements(p: PythonFacts) -> dict[str, tuple[str, str]]:
     for name in ("torch", "transformers"):
         if row.get(name):
             specifier = f"=={row[name]}" if name == "torch" else row[name]
-            wanted[name] = (specifier, f"table vllm_pins (metadata of vllm {release})")
+            wanted.setdefault(name, (specifier, f"table vllm_pins (metadata of vllm {release})"))
     return wanted
 
 
@@ -244,7 +244,9 @@ def cpu_only_torch(s: Snapshot) -> Finding | Skipped | None:
         return None
     bus = s.driver.pci_nvidia if s.driver else None
     if not s.gpus and not bus:
-        return Skipped(cause, "whether this machine has an NVIDIA card is not known") if s.gpus is None else None
+        # under WSL the card is Windows', and no bus shows it
+        absent = s.gpus == () or (bus == () and s.is_wsl is False)
+        return None if absent else Skipped(cause, "whether this machine has an NVIDIA card is not known")
     card = s.gpus[0].name if s.gpus and s.gpus[0].name else "an NVIDIA card"
     what = f"torch {p.torch}" if p.torch_cuda == "" else f"vLLM {p.vllm}"
     rows = [s.evidence("python.torch"), s.evidence("python.torch_cuda", p.torch_cuda or "a CPU build")]

@@ -88,8 +88,8 @@ def _header(host: Host, path: str) -> Metadata:
             break
     version = requires_python = None
     requires: list[str] = []
-    for line in (text or "").splitlines():
-        if not line.strip():
+    for line in (text or "").split("\n"):
+        if line in ("", "\r"):
             break  # the description follows
         key, colon, value = line.partition(":")
         value = value.strip()

@@ -24,7 +24,7 @@ def needed(host: Host, path: str) -> tuple[str, ...]:
     with _open(host, path) as file:
         try:
             return tuple(_needed(file))
-        except (struct.error, MemoryError, OverflowError) as error:
+        except (struct.error, ValueError, MemoryError, OverflowError) as error:
             raise NotElf(f"{path}: {error}") from None
 
 
@@ -33,9 +33,9 @@ def constants(host: Host, path: str, limit: int = 64 << 20) -> Iterator[bytes]:
     with _open(host, path) as file:
         try:
             offset, size = _rodata(file)
-        except (struct.error, MemoryError, OverflowError) as error:
+            file.seek(offset)
+        except (struct.error, ValueError, MemoryError, OverflowError) as error:
             raise NotElf(f"{path}: {error}") from None
-        file.seek(offset)
         tail = b""
         left = min(size, limit)
         while left > 0:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from doctor.host.access import Host
 from doctor.host.examine import Options
@@ -49,12 +52,23 @@ class Interpreter:
     sites: tuple[str, ...] = ()  # folders that may hold distributions, in import order
 
 
+#: Answers of the last seconds: two probes of one examination ask the same question at the same time.
+_recent: WeakKeyDictionary[Host, tuple[float, Options, Interpreter]] = WeakKeyDictionary()
+_asking = threading.Lock()
+_RECENT_S = 3.0
+
+
 def interpreter(host: Host, options: Options, timeout: float = 3.0) -> Interpreter:
     """Chooses the interpreter and asks it. Never raises for what a host may hold."""
-    chosen = choose(host, options)
-    if chosen.executable is None:
-        return chosen
-    return _ask(host, chosen, timeout)
+    with _asking:
+        when, asked, answer = _recent.get(host, (0.0, None, None))
+        if answer is not None and asked == options and time.monotonic() - when < _RECENT_S:
+            return answer
+        answer = choose(host, options)
+        if answer.executable is not None:
+            answer = _ask(host, answer, timeout)
+        _recent[host] = (time.monotonic(), options, answer)
+        return answer
 
 
 def choose(host: Host, options: Options) -> Interpreter:
