@@ -6,6 +6,7 @@ import argparse
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
 from doctor import __version__
@@ -26,12 +27,12 @@ EXIT_CODES = """exit codes:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. Returns its exit code; a DoctorError becomes one line on stderr."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = _parser(arguments)
-    args = parser.parse_args(arguments)
-    if not args.command:
-        parser.print_help()
-        return 0
     try:
+        parser = _parser(arguments)
+        args = parser.parse_args(arguments)
+        if not args.command:
+            parser.print_help()
+            return 0
         code: int = args.run(args)
         sys.stdout.flush()
         return code
@@ -45,6 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # the reader of a pipe has gone; keep the interpreter from complaining when it flushes
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception as error:  # noqa: BLE001  Python would end with 1, which means "degraded" here
+        traceback.print_exc()
+        print(f"vllm-doctor: the doctor itself failed: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
+        return 3
 
 
 class _Parser(argparse.ArgumentParser):

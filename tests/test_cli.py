@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from doctor.cli import main
 from doctor.facts import DriverFacts, GpuFacts, SystemFacts, WslFacts
 from doctor.snapshot import Snapshot, dumps
 
@@ -145,3 +146,18 @@ def test_interrupt_is_130_and_one_line(tmp_path: Path) -> None:
     _, stderr = process.communicate(timeout=30)
     assert process.returncode == 130
     assert stderr.decode() == "vllm-doctor: interrupted\n"
+
+
+def test_a_bug_of_the_doctor_is_exit_3(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python's own status for an uncaught exception is 1, which means "degraded" here."""
+
+    def registered() -> None:
+        raise KeyError("oops")
+
+    monkeypatch.setattr("doctor.commands.check.registered", registered)
+    assert main(["check", "--list"]) == 3
+    streams = capsys.readouterr()
+    assert streams.out == ""
+    assert streams.err.splitlines()[-1] == "vllm-doctor: the doctor itself failed: KeyError: 'oops'"
