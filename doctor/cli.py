@@ -6,7 +6,6 @@ import argparse
 import importlib
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 
 from doctor import __version__
@@ -47,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:  # noqa: BLE001  Python would end with 1, which means "degraded" here
+        import traceback
+
         traceback.print_exc()
         print(f"vllm-doctor: the doctor itself failed: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
         return 3
