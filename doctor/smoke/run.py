@@ -9,18 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from doctor.checks.registry import Judgement, fold, found
+from doctor.checks.registry import Judgement, fold
 from doctor.errors import DoctorError
-from doctor.finding import Confidence, Evidence, Finding, Skipped, Verdict, order, verdict
+from doctor.finding import Finding, Skipped, Verdict, order, verdict
 from doctor.host import Host
-from doctor.serve import death as deaths
 from doctor.serve.client import Client
 from doctor.serve.command import SERVED_NAME, ServeCommand, Settings, build, check_extra
 from doctor.serve.environment import VllmEnvironment, locate
 from doctor.serve.log import LogFollower
-from doctor.serve.server import Exit, Server
+from doctor.serve.server import Server
 from doctor.serve.watch import Readiness, wait_healthy
-from doctor.smoke import preflight
+from doctor.smoke import ending, preflight
 from doctor.smoke.model import ModelInfo, inspect
 from doctor.smoke.options import CPU_MAX_MODEL_LEN, DEFAULT_MAX_MODEL_LEN, DEFAULT_UTILIZATION, SmokeOptions
 from doctor.smoke.probes import ABSTAIN, FAIL, PASS, Result, Session, all_probes
@@ -125,7 +124,7 @@ def _serve(options: SmokeOptions, result: SmokeResult, wanted: Settings, server:
     client = Client(server.command.port, SERVED_NAME, deadline_s=options.request_s)
     ready = result.readiness = wait_healthy(server, client, follower, options.timeout_s, say)
     if ready.state != "healthy":
-        result.findings.append(_not_ready(ready, server.log, options.timeout_s))
+        result.findings += ending.not_ready(ready, server.log, options.timeout_s)
         result.results += [
             Result(p.NAME, ABSTAIN, "the server did not become ready", asked=False)
             for p in all_probes()
@@ -167,8 +166,9 @@ def _probe(result: SmokeResult, session: Session, server: Server, say: Say) -> N
         failed_request = one.finding is not None and one.finding.id == "server-gives-no-answer"
         ended = server.poll(_DEATH_WAIT_S if failed_request else 0.0)
         if ended is not None or (failed_request and _engine_dead(server.log)):
-            dead = _died_on_request(server.log, ended, item.TITLE)
-            one = replace(one, status=FAIL, why=f"the server died: {dead.summary}", finding=dead)
+            dead = ending.died_on_request(server.log, ended, item.TITLE)
+            result.findings += dead
+            one = replace(one, status=FAIL, why=f"the server died: {dead[0].summary}", finding=None)
             stopped = "the server died before"
         elif failed_request and item.NAME == "liveness":
             stopped = "the server gives no usable answer"
@@ -179,54 +179,8 @@ def _probe(result: SmokeResult, session: Session, server: Server, say: Say) -> N
 
 def _engine_dead(log: Path) -> bool:
     """The API server may outlive its engine for a while and answer HTTP 500."""
-    text = log.read_bytes()[-deaths.LIMIT :]
+    text = log.read_bytes()[-ending.LIMIT :]
     return b"EngineDeadError" in text or b"EngineCore encountered an issue" in text
-
-
-def _not_ready(ready: Readiness, log: Path, timeout_s: float) -> Finding:
-    if ready.state == "timeout":
-        quiet = f"its log is silent for {ready.quiet_s:.0f} s" if ready.quiet_s > 10 else "its log still moves"
-        return found(
-            "server-never-healthy",
-            Confidence.PROVEN,
-            f"Not ready after {timeout_s:g} s: it stopped in the phase {ready.phase!r}, {quiet}. "
-            f"Look at: {ready.hint}.",
-            [
-                Evidence("server.phase", ready.phase, str(log)),
-                Evidence("server.last_line", ready.last_line or "none", str(log)),
-            ],
-        )
-    cause = deaths.explain(log, ready.exit)
-    how = ready.exit.text if ready.exit else "ended"
-    evidence = _death_evidence(log, cause, how)
-    named = _named_cause(cause, ready.phase)
-    summary = f"The server ended while {ready.phase} ({how}): {cause.text}"
-    if named:
-        return found(named, Confidence.PROVEN, summary, evidence)
-    return found("server-died-while-loading", Confidence.PROVEN, summary, evidence)
-
-
-def _named_cause(cause: deaths.Death, phase: str) -> str | None:
-    if cause.cause:
-        return cause.cause
-    # out of memory while weights are loaded means that they do not fit; later it may be many things
-    return "weights-exceed-vram" if cause.kind == "out of memory" and phase == "loading" else None
-
-
-def _died_on_request(log: Path, ended: Exit | None, during: str) -> Finding:
-    how = ended.text if ended else "its engine is dead"
-    cause = deaths.explain(log, ended)
-    summary = f"/health answered, then the server died in the probe {during!r} ({how}): {cause.text}"
-    return found("server-died-on-request", Confidence.PROVEN, summary, _death_evidence(log, cause, how))
-
-
-def _death_evidence(log: Path, cause: deaths.Death, how: str) -> list[Evidence]:
-    place = f"{log}:{cause.line}" if cause.line else str(log)
-    return [
-        Evidence("server.exit", how, "process"),
-        Evidence("server.cause", cause.text, place),
-        *(Evidence("server.last_line", line, str(log)) for line in cause.last_lines[-3:]),
-    ]
 
 
 def remove_log(result: SmokeResult, options: SmokeOptions) -> None:

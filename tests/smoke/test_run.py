@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from doctor.checks.registry import Judgement, found
 from doctor.errors import DoctorError
 from doctor.finding import Confidence, Verdict
 from doctor.smoke.answer import as_json
@@ -24,6 +25,11 @@ def probe(result: SmokeResult, name: str) -> Result:
 
 def ids(result: SmokeResult) -> list[str]:
     return [f.id for f in result.judgement.findings]
+
+
+def mentioned(result: SmokeResult) -> list[str]:
+    """Ids of findings and of those folded under them: a root cause seen in the log comes first."""
+    return [i.id for f in result.judgement.findings for i in (f, *f.symptoms)]
 
 
 def test_ready(smoke: Smoke) -> None:
@@ -62,7 +68,7 @@ def test_without_mtp_more_blocks_are_expected_and_no_drafts(smoke: Smoke) -> Non
 def test_dies_while_loading(smoke: Smoke, name: str, cause: str, text: str) -> None:
     result = smoke(f"die:{name}")
     assert result.judgement.verdict is Verdict.BLOCKED
-    assert ids(result) == [cause]
+    assert cause in mentioned(result)
     finding = result.judgement.findings[0]
     assert text in finding.summary
     assert "root cause above" not in finding.summary
@@ -73,7 +79,7 @@ def test_dies_while_loading(smoke: Smoke, name: str, cause: str, text: str) -> N
 
 def test_killed_by_a_signal(smoke: Smoke) -> None:
     result = smoke("kill-self")
-    assert ids(result) == ["server-died-while-loading"]
+    assert mentioned(result) == ["server-died-while-loading"]
     assert "SIGKILL" in result.judgement.findings[0].summary
     assert "out-of-memory killer" in result.judgement.findings[0].summary
 
@@ -89,7 +95,7 @@ def test_never_healthy_names_the_phase(smoke: Smoke) -> None:
 @pytest.mark.parametrize("stub", ["dies-on-request", "engine-dead"])
 def test_healthy_but_the_first_request_kills_it(smoke: Smoke, stub: str) -> None:
     result = smoke(stub)
-    assert ids(result) == ["server-died-on-request"]
+    assert "server-died-on-request" in mentioned(result)
     assert "TypeError: 'function' object is not subscriptable" in result.judgement.findings[0].summary
     assert result.judgement.verdict is Verdict.BLOCKED
     assert probe(result, "liveness").status == "fail"
@@ -248,3 +254,14 @@ def test_the_users_speculative_config_wins(smoke: Smoke) -> None:
     off = smoke(serve_args=("--no-enable-prefix-caching",))
     assert probe(off, "prefix_cache").status == "abstain"
     assert off.judgement.verdict is Verdict.READY
+
+
+def test_a_root_cause_in_the_log_comes_first(smoke: Smoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    cause = found("gxx12-missing", Confidence.PROVEN, "cc1plus of g++-12 is not installed.")
+    hint = found("ninja-missing", Confidence.HINT, "")
+    monkeypatch.setattr("doctor.smoke.ending.judge", lambda _: Judgement(Verdict.BLOCKED, (cause, hint), (), ()))
+    result = smoke("die:ninja")
+    assert ids(result) == ["gxx12-missing"]
+    assert mentioned(result) == ["gxx12-missing", "server-died-while-loading"]
+    summary = result.judgement.findings[0].summary
+    assert summary.startswith("cc1plus of g++-12 is not installed. The server ended while loading")
