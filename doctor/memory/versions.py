@@ -37,14 +37,14 @@ class Switches:
 
 @lru_cache(maxsize=32)
 def switches(version: str | None = None) -> Switches:
-    """The switches of a version; of the newest version read when ``version`` is None.
+    """The switches of a version; of the one the project's image carries when ``version`` is None.
 
     ``extrapolated`` is true outside the range of versions whose source was read.
     """
     from packaging.version import InvalidVersion, Version
 
     data: dict[str, Any] = table("vllm_memory")
-    name = version or data["newest_read"]
+    name = version or data["assumed"]
     try:
         wanted = Version(name.split("+")[0])
     except InvalidVersion:

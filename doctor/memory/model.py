@@ -1,0 +1,46 @@
+"""A model as the user names it: a folder, a ``config.json``, or a hub id."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from doctor.memory.checkpoint import weights_of
+from doctor.memory.config import read_json, shape_of
+from doctor.memory.fields import ConfigError
+from doctor.memory.shape import ModelShape
+from doctor.memory.weights import Weights
+
+
+@dataclass(frozen=True)
+class Model:
+    """``given`` as typed; ``origin`` is where its files came from, in words."""
+
+    given: str
+    shape: ModelShape
+    weights: Weights
+    origin: str
+
+
+def open_model(given: str, env: Mapping[str, str], say: Callable[[str], None]) -> Model:
+    """Finds and reads a model. Raises :class:`ConfigError` with one line."""
+    from doctor.memory.hub import HUB_ID, fetch
+
+    path = Path(given).expanduser()
+    if path.is_dir():
+        return _open(given, path / "config.json", path, str(path))
+    if path.exists():
+        # a config.json alone: its folder may hold the index and weights too
+        folder = path.parent if path.name == "config.json" else None
+        return _open(given, path, folder, str(path))
+    if HUB_ID.match(given):
+        fetched = fetch(given, env, say)
+        return _open(given, fetched.folder / "config.json", fetched.folder, fetched.origin)
+    raise ConfigError(f"{given}: no such folder or file, and not a hub name like Qwen/Qwen3.5-9B")
+
+
+def _open(given: str, config: Path, folder: Path | None, origin: str) -> Model:
+    name = Path(given).name if Path(given).name != "config.json" else Path(given).resolve().parent.name
+    shape = shape_of(read_json(config), name or given)
+    return Model(given, shape, weights_of(shape, folder), origin)
