@@ -12,6 +12,7 @@ from doctor.checks.native import (
     complete_pair,
     native_severity,
     nvcc_in_use,
+    shown,
     toolchain,
     trial,
     vllm_installed,
@@ -121,16 +122,13 @@ def gxx12_missing(s: Snapshot) -> Finding | Skipped | None:
     if t.cc1plus_on_path:  # gcc would run that one, of whatever version
         confidence = Confidence.LIKELY
         rows.append(s.evidence("toolchain.cc1plus_on_path"))
-    what = f"{broken.path} ({broken.version}) has no cc1plus: it compiles C, but no C++ and no CUDA"
+    what = f"{shown(broken)} has no cc1plus: it compiles C, but no C++ and no CUDA"
     severity = None
     if pins:
         why = f"; it is pinned by {pins[0]}"
     elif default is not None:
         severity = Severity.DEGRADES
-        why = (
-            f"; nothing here pins it and {default.path} ({default.version}) is complete, "
-            "so only builds that ask for gcc-12 fail"
-        )
+        why = f"; nothing here pins it and {shown(default)} is complete, so only builds that ask for gcc-12 fail"
     else:
         why = ""
         severity = native_severity(s)
@@ -153,7 +151,7 @@ def cxx_compiler_missing(s: Snapshot) -> Finding | Skipped | None:
     broken = next((c for c in used if c and c.cc1plus_ok is False and c.major != 12), None)
     rows = [trial_row(tried)] if tried and (tried.ok is False or tried.error) else []
     if broken is not None:
-        summary = f"{broken.path} ({broken.version}) has no cc1plus: it compiles no C++ and no CUDA"
+        summary = f"{shown(broken)} has no cc1plus: it compiles no C++ and no CUDA"
         fixes = (_install_cxx(s, broken), *_use_complete(s))
         rows = [_front_end_row(broken), *rows]
     elif t.default_cxx == "":
@@ -246,11 +244,12 @@ def python_headers_missing(s: Snapshot) -> Finding | Skipped | None:
         return None
     version = s.python.version if s.python else None
     executable = s.python.executable if s.python else None
-    rows = [Evidence("toolchain.python_h", "missing", f"{t.python_include}/Python.h")]
+    folder = t.python_include or "its include folder"
+    rows = [Evidence("toolchain.python_h", "missing", f"{folder}/Python.h")]
     if tried is not None and failed:
         rows.append(trial_row(tried))
     name = f"{executable or 'the interpreter'} ({version})" if version else (executable or "the interpreter")
-    summary = f"{name} has no Python.h in {t.python_include}, which Triton's launcher includes"
+    summary = f"{name} has no Python.h in {folder}, which Triton's launcher includes"
     severity = None
     if vllm_installed(s) is False:
         severity = Severity.DEGRADES
@@ -260,7 +259,8 @@ def python_headers_missing(s: Snapshot) -> Finding | Skipped | None:
 
 def _python_headers(s: Snapshot, version: str | None) -> tuple[Remedy, ...]:
     base = s.python.base_prefix if s.python else None
-    verify = (f"{s.toolchain.python_include}/Python.h exists",) if s.toolchain else ()
+    include = s.toolchain.python_include if s.toolchain else None
+    verify = (f"{include}/Python.h exists",) if include else ()
     rebuild = catalogue.cause("python-headers-missing").remedies[1]
     if base not in (None, "/usr"):
         text = f"{base} is not the distribution's Python: install a build of it that ships headers"

@@ -23,6 +23,10 @@ def _numbers(release: str | None) -> tuple[int, ...]:
     return tuple(int(n) for n in re.findall(r"\d+", release or ""))
 
 
+def _name(nvcc: Nvcc) -> str:
+    return f"nvcc {nvcc.release} ({nvcc.path})" if nvcc.release else nvcc.path
+
+
 def _severity(users: tuple[JitUser, ...] | None) -> Severity | None:
     """``degrades`` when the environment was read and nothing in it compiles CUDA code here."""
     return Severity.DEGRADES if users == () else None
@@ -79,13 +83,13 @@ def gcc_too_new_for_nvcc(s: Snapshot) -> Finding | Skipped | None:
             return None
     users = jit_users(s)
     limit = nvcc.gcc_max
-    name = f"{host.path} is gcc {host.version}" if host else f"{t.nvcc_host} is too new"
-    summary = (
-        f"{name}, nvcc {nvcc.release} accepts gcc up to {limit}"
-        if limit
-        else f"nvcc {nvcc.release} refuses {t.nvcc_host}"
-    )
-    rows = [Evidence("nvcc.gcc_max", str(limit), f"{nvcc.root}/include/crt/host_config.h"), *_rows(users)]
+    described = f"{host.path} is gcc {host.version or host.major}" if host else t.nvcc_host or "its host compiler"
+    if limit:
+        summary = f"{described}, {_name(nvcc)} accepts gcc up to {limit}"
+    else:
+        summary = f"{_name(nvcc)} refuses {described}"
+    where = f"{nvcc.root}/include/crt/host_config.h" if nvcc.root else nvcc.path
+    rows = [Evidence("nvcc.gcc_max", str(limit or "not known"), where), *_rows(users)]
     if refused and tried is not None:
         line = next(x for x in tried.output.splitlines() if _UNSUPPORTED.search(x))
         rows.insert(0, Evidence("trial compile nvcc-preprocess", line[:200], " ".join(tried.argv[:2])))
@@ -127,9 +131,7 @@ def glibc_cuda_math_header_conflict(s: Snapshot) -> Finding | Skipped | None:
     )
     if glibc:
         rows.append(s.evidence("system.glibc"))
-    summary = (
-        f"the math headers of CUDA {nvcc.release} clash with glibc {glibc or 'of this host'}{_because(users)}"
-    )
+    summary = f"the math headers of {_name(nvcc)} clash with glibc {glibc or 'of this host'}{_because(users)}"
     return found(cause, confidence, summary, rows, severity=_severity(users))
 
 
@@ -267,7 +269,7 @@ def cuda_toolkit_incomplete(s: Snapshot) -> Finding | Skipped | None:
             Evidence("trial compile nvcc-preprocess", missing_header[0], " ".join(tried.argv[:2])),
             *_rows(users),
         ]
-        summary = f"nvcc {nvcc.release} ({nvcc.path}) does not find {missing_header[1]}.h{_because(users)}"
+        summary = f"{_name(nvcc)} does not find {missing_header[1]}.h{_because(users)}"
         return found(cause, Confidence.PROVEN, summary, rows, severity=_severity(users), fixes=fixes)
     if users is None:
         return Skipped(cause, _NOT_READ)
@@ -282,8 +284,9 @@ def cuda_toolkit_incomplete(s: Snapshot) -> Finding | Skipped | None:
     ]
     if not lacks:
         return None
-    rows = [Evidence("missing", name, str(nvcc.root)) for name in lacks] + _rows(users)
-    summary = f"the CUDA toolkit {nvcc.release} in {nvcc.root} has no {' and no '.join(lacks)}{_because(users)}"
+    rows = [Evidence("missing", name, nvcc.root or nvcc.path) for name in lacks] + _rows(users)
+    where = f"the CUDA toolkit of {_name(nvcc)}" + (f" in {nvcc.root}" if nvcc.root else "")
+    summary = f"{where} has no {' and no '.join(lacks)}{_because(users)}"
     return found(cause, Confidence.LIKELY, summary, rows, fixes=fixes)
 
 
@@ -305,8 +308,8 @@ def triton_ptxas_too_old_for_gpu(s: Snapshot) -> Finding | Skipped | None:
         cap = capability(gpu)
         name = f"sm_{cap[0]}{cap[1]}" if cap else None
         if name and not any(name in (tool.targets or ()) for tool in tools):
-            rows = [Evidence("ptxas", f"{x.release}: no {name}", x.path) for x in tools]
-            releases = ", ".join(str(x.release) for x in tools)
+            rows = [Evidence("ptxas", f"{x.release or 'release not known'}: no {name}", x.path) for x in tools]
+            releases = ", ".join(x.release or x.path for x in tools)
             summary = f"no ptxas of Triton ({releases}) knows {name}, which {label(gpu)} is"
             return found(cause, Confidence.PROVEN, summary, rows, fixes=_newer_ptxas(s))
     return None
@@ -319,7 +322,7 @@ def _newer_ptxas(s: Snapshot) -> tuple[Remedy, ...]:
         return upgrade
     path = f"{newest.root}/bin/ptxas"
     text = (
-        f"If the ptxas of CUDA {newest.release} knows the card, start the server with "
+        f"If the ptxas of {_name(newest)} knows the card, start the server with "
         f"TRITON_PTXAS_PATH={path} TRITON_PTXAS_BLACKWELL_PATH={path}"
     )
     return (Remedy(text, risk=Risk.SAFE, verify=(f"{path} --help lists the card's sm number",)), *upgrade)

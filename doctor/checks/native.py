@@ -37,6 +37,11 @@ def compiler(s: Snapshot, path: str | None) -> Compiler | None:
     return next((c for c in known if path and path in (c.path, c.target)), None)
 
 
+def shown(c: Compiler) -> str:
+    """Path and version: "/usr/bin/gcc-12 (12.2.0)"."""
+    return f"{c.path} ({c.version})" if c.version else c.path
+
+
 def complete_pair(s: Snapshot, limit: int | None = None) -> tuple[str, str] | None:
     """Paths of gcc and g++ of the newest complete major on this host, at most ``limit``; None if there is none."""
     known = (s.toolchain.compilers if s.toolchain else None) or ()

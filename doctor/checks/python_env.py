@@ -328,7 +328,8 @@ def vllm_not_installed(s: Snapshot) -> Finding | Skipped | None:
         return Skipped(cause, _unread(p))
     if p.vllm:
         return None
-    where = f"{p.executable} (Python {p.version}, chosen by: {p.chosen_by})"
+    details = [f"Python {p.version}" if p.version else "", f"chosen by: {p.chosen_by}" if p.chosen_by else ""]
+    where = f"{p.executable or 'this interpreter'} ({', '.join(d for d in details if d) or 'version not known'})"
     own = "; that is the doctor's own environment, and no other was found" if p.is_doctors_own else ""
     rows = [s.evidence("python.executable"), s.evidence("python.vllm", "not installed")]
     rows += [Evidence("looked at", place, "environment") for place in p.looked_at]
@@ -368,7 +369,7 @@ def python_version_unsupported(s: Snapshot) -> Finding | Skipped | None:
     if side is None or side == "ok":
         return None if side else Skipped(cause, f"Python {p.version} cannot be compared with {wanted}")
     rows = [s.evidence("python.version"), Evidence("vLLM requires Python", wanted, source)]
-    summary = f"{p.executable} is Python {p.version}, vLLM {release} needs Python {wanted}"
+    summary = f"{p.executable or 'the interpreter'} is Python {p.version}, vLLM {release} needs Python {wanted}"
     severity = None if p.vllm else Severity.NOTE
     return found(cause, Confidence.PROVEN, summary, rows, severity=severity)
 
