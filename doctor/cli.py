@@ -14,7 +14,9 @@ from doctor.errors import DoctorError
 #: name -> one line for --help. The module is doctor.commands.NAME.
 COMMANDS: dict[str, str] = {
     "check": "what is wrong on this machine, in seconds, read-only",
+    "explain": "what killed this run: read a log, a report or any pasted text",
     "smoke": "prove it with a real vLLM server",
+    "fit": "will a model fit on a card, and with which settings",
 }
 
 EXIT_CODES = """exit codes:

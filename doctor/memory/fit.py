@@ -112,8 +112,16 @@ def _pool_options(model: Model, wish: Wish) -> KvOptions:
     )
 
 
-def _calibrated(prediction: Prediction, model: Model, card: Card, start: Start, options: KvOptions, version: Switches,
-                compiled: Compile, env: Mapping[str, str] | None) -> Prediction:  # fmt: skip
+def _calibrated(
+    prediction: Prediction,
+    model: Model,
+    card: Card,
+    start: Start,
+    options: KvOptions,
+    version: Switches,
+    compiled: Compile,
+    env: Mapping[str, str] | None,
+) -> Prediction:
     """With what earlier starts on this card measured: exact for the same batch, moved for a similar one."""
     if env is None:
         return prediction
@@ -154,8 +162,8 @@ def _ceilings(model: Model, card: Card, options: KvOptions, pool: KvPool, eager:
     kept = pool.layout.kept_token_bytes
 
     def at(context: int) -> Ceiling:
-        return ceiling(model.weights, kept, context, card.bandwidth, draft_tokens=options.draft_tokens, eager=eager,
-                       tp=options.tp)  # fmt: skip
+        drafts, tp = options.draft_tokens, options.tp
+        return ceiling(model.weights, kept, context, card.bandwidth, draft_tokens=drafts, eager=eager, tp=tp)
 
     return at(0), at(options.max_model_len)
 

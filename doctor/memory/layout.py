@@ -9,6 +9,7 @@ the pool: one block id costs ``page * layers of the largest group`` bytes, which
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -124,6 +125,7 @@ class Page:
     blocks: int
     key: tuple[object, ...] = ()  # layers with equal keys can share a group
     layer: AttentionLayer | None = None
+    count: int = 1  # layers that are exactly alike
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,7 @@ def lay_out(shape: ModelShape, options: KvOptions, version: Switches) -> Layout:
     caching = (
         options.prefix_caching if options.prefix_caching is not None else default_prefix_caching(shape, version)
     )
-    state = max((state_bytes(layer, options) for layer in states), default=0)
+    state = max((state_bytes(layer, options) for layer in set(states)), default=0)
     mode = _state_mode(states, caching, version)
     first = shape.attention[0] if shape.attention else None
     per_token = token_bytes(first, options.kv_cache_dtype, options.tp) if first else 0
@@ -187,12 +189,12 @@ def lay_out(shape: ModelShape, options: KvOptions, version: Switches) -> Layout:
         slots += max(options.checkpoint_blocks, version.mamba2_checkpoint_blocks if mamba2 else 0)
     if mode == "all":
         slots += math.ceil(options.max_model_len / block)
-    pages = [_attention_page(layer, options, block, version) for layer in attention]
+    pages = [_attention_page(layer, count, options, block, version) for layer, count in Counter(attention).items()]
     widest = max((page.bytes for page in pages), default=0)
-    for layer in states:
+    for layer, count in Counter(states).items():
         size = state_bytes(layer, options)
         padded = block * per_token if shape.is_hybrid else max(widest, size)
-        pages.append(Page("state", block, padded, slots, ("state", padded, slots)))
+        pages.append(Page("state", block, padded, slots, ("state", padded, slots), count=count))
     groups, bytes_per_block, page_bytes = _group(pages, options, version)
     full = [layer for layer in attention if layer.kind in (AttentionKind.FULL, AttentionKind.LATENT)]
     return Layout(
@@ -218,10 +220,10 @@ def _check(shape: ModelShape, options: KvOptions) -> None:
         raise UnsupportedOption(f"{shape.name} has no MTP head: --mtp is not possible with it")
     if options.tp < 1:
         raise UnsupportedOption(f"--tp {options.tp}: at least 1")
-    for layer in shape.attention:
+    for layer in set(shape.attention):
         if layer.kind is not AttentionKind.LATENT and layer.kv_heads % options.tp and options.tp % layer.kv_heads:
             raise UnsupportedOption(f"--tp {options.tp} does not divide {layer.kv_heads} KV heads")
-    for state in shape.states:
+    for state in set(shape.states):
         if state.heads % options.tp:
             raise UnsupportedOption(f"--tp {options.tp} does not divide {state.heads} heads of a recurrent layer")
 
@@ -249,9 +251,11 @@ def _block(options: KvOptions, state: int, per_token: int, mode: str | None, fir
     return max(block, step * math.ceil(state / (step * per_token)))
 
 
-def _attention_page(layer: AttentionLayer, options: KvOptions, block: int, version: Switches) -> Page:
+def _attention_page(layer: AttentionLayer, count: int, options: KvOptions, block: int, version: Switches) -> Page:
     size = block * token_bytes(layer, options.kv_cache_dtype, options.tp)
-    return Page(layer.kind.value, block, size, _blocks(layer, options, block, version), _key(layer, size), layer)
+    return Page(
+        layer.kind.value, block, size, _blocks(layer, options, block, version), _key(layer, size), layer, count
+    )
 
 
 def _key(layer: AttentionLayer, size: int) -> tuple[object, ...]:
@@ -273,9 +277,10 @@ def _group(pages: list[Page], options: KvOptions, version: Switches) -> tuple[tu
     """Groups, bytes of one block id over all layers, and the page size."""
     kinds = {_uniform_kind(page) for page in pages}
     if len(kinds) == 1:  # every layer needs the same slots: one group, pages may differ in size
-        total = sum(page.bytes for page in pages)
+        total = sum(page.bytes * page.count for page in pages)
         blocks = max(page.blocks for page in pages)
-        return (Group(pages[0].kind, len(pages), pages[0].block, blocks),), total, max(p.bytes for p in pages)
+        members = sum(page.count for page in pages)
+        return (Group(pages[0].kind, members, pages[0].block, blocks),), total, max(p.bytes for p in pages)
     return _group_by_page(_unify(pages, options, version))
 
 
@@ -298,18 +303,19 @@ def _unify(pages: list[Page], options: KvOptions, version: Switches) -> list[Pag
 
 
 def _group_by_page(pages: list[Page]) -> tuple[tuple[Group, ...], int, int]:
-    buckets: dict[object, list[Page]] = {}
+    buckets: dict[object, Page] = {}
     for page in pages:
-        buckets.setdefault(page.key, []).append(page)
-    sizes = [len(bucket) for bucket in buckets.values()]
+        known = buckets.get(page.key)
+        buckets[page.key] = page if known is None else replace(known, count=known.count + page.count)
+    sizes = [bucket.count for bucket in buckets.values()]
     smallest, largest = min(sizes), max(sizes)
     # vLLM's heuristic: near-equal counts are padded to the larger instead of splitting in two
     width = largest if largest < smallest * 1.5 else smallest
     groups: list[Group] = []
     for bucket in buckets.values():
-        count = math.ceil(len(bucket) / width)
-        for i in range(count):
-            members = bucket[i::count]
-            groups.append(Group(members[0].kind, len(members), members[0].block, members[0].blocks))
+        parts = math.ceil(bucket.count / width)
+        for i in range(parts):  # layers are dealt out in turn
+            members = math.ceil((bucket.count - i) / parts)
+            groups.append(Group(bucket.kind, members, bucket.block, bucket.blocks))
     size = pages[0].bytes
     return tuple(groups), size * max(group.layers for group in groups), size

@@ -25,8 +25,6 @@ class Model:
 
 def open_model(given: str, env: Mapping[str, str], say: Callable[[str], None]) -> Model:
     """Finds and reads a model. Raises :class:`ConfigError` with one line."""
-    from doctor.memory.hub import HUB_ID, fetch
-
     path = Path(given).expanduser()
     if path.is_dir():
         return _open(given, path / "config.json", path, str(path))
@@ -34,6 +32,8 @@ def open_model(given: str, env: Mapping[str, str], say: Callable[[str], None]) -
         # a config.json alone: its folder may hold the index and weights too
         folder = path.parent if path.name == "config.json" else None
         return _open(given, path, folder, str(path))
+    from doctor.memory.hub import HUB_ID, fetch  # urllib is slow to import and seldom needed
+
     if HUB_ID.match(given):
         fetched = fetch(given, env, say)
         return _open(given, fetched.folder / "config.json", fetched.folder, fetched.origin)

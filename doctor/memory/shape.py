@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 from fractions import Fraction
+from functools import cached_property
 
 
 class Part(str, Enum):
@@ -150,12 +151,12 @@ class ModelShape:
         """Bytes of one unquantised value (vLLM serves float32 checkpoints in 16 bits)."""
         return 2
 
-    @property
+    @cached_property
     def attention(self) -> tuple[AttentionLayer, ...]:
         """The layers with keys and values."""
         return tuple(layer for layer in self.layers if isinstance(layer, AttentionLayer))
 
-    @property
+    @cached_property
     def states(self) -> tuple[StateLayer, ...]:
         """The recurrent layers."""
         return tuple(layer for layer in self.layers if isinstance(layer, StateLayer))

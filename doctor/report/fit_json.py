@@ -18,7 +18,8 @@ def fit_object(fit: Fit) -> dict[str, Any]:
         "fits": fit.fits,
         "why": fit.why,
         "model": {
-            "name": shape.name, "given": fit.model.given, "architecture": shape.architecture, "family": shape.family,
+            "name": shape.name, "given": fit.model.given, "architecture": shape.architecture,
+            "family": shape.family,
             "origin": fit.model.origin, "max_positions": shape.max_positions, "quantisation": fit.support.title,
             "quantisation_supported": fit.support.ok, "quantisation_why": fit.support.why, "mtp": shape.has_mtp,
         },
@@ -56,7 +57,8 @@ def fit_object(fit: Fit) -> dict[str, Any]:
         }
     if fit.draft:
         d = fit.draft
-        out["mtp"] = {"draft_tokens": d.tokens, "weights_bytes": d.weights_bytes, "kv_tokens_without": d.kv_tokens_without,
+        out["mtp"] = {"draft_tokens": d.tokens, "weights_bytes": d.weights_bytes,
+                      "kv_tokens_without": d.kv_tokens_without,
                       "kv_tokens_with": d.kv_tokens_with, "break_even_acceptance": d.break_even,
                       "speedup_at_measured_acceptance": d.speedup}  # fmt: skip
     if fit.profile:
@@ -101,6 +103,7 @@ def _pool(pool: KvPool) -> dict[str, Any]:
         "prefix_hit_step_tokens": pool.prefix_hit_step,
         "smallest_prefix_hit_tokens": pool.smallest_prefix_hit,
         "state_mode": pool.layout.state_mode,
-        "groups": [{"kind": g.kind, "layers": g.layers, "block": g.block, "blocks_per_request": g.blocks_per_request}
+        "groups": [{"kind": g.kind, "layers": g.layers, "block": g.block,
+                    "blocks_per_request": g.blocks_per_request}
                    for g in pool.layout.groups],
     }  # fmt: skip
