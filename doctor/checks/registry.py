@@ -28,6 +28,17 @@ MODULES: tuple[str, ...] = (
     "doctor.checks.storage",
     "doctor.checks.network",
     "doctor.checks.serving",
+    "doctor.checks.evidence.driver",
+    "doctor.checks.evidence.gpu",
+    "doctor.checks.evidence.wsl",
+    "doctor.checks.evidence.compiler",
+    "doctor.checks.evidence.toolkit",
+    "doctor.checks.evidence.container",
+    "doctor.checks.evidence.python_env",
+    "doctor.checks.evidence.memory",
+    "doctor.checks.evidence.host",
+    "doctor.checks.evidence.network",
+    "doctor.checks.evidence.model",
 )
 
 
@@ -129,6 +140,8 @@ def judge(
     results: dict[str, list[Result]] = {}
     waived: list[str] = []
     for item in checks if checks is not None else registered():
+        if item.kind == "evidence" and "events" in item.needs and not snapshot.events:
+            continue  # a live host has no text to judge
         if wanted and item.id not in wanted:
             continue
         if item.id in unwanted:
@@ -141,7 +154,16 @@ def judge(
     skipped = [r for r in merged.values() if isinstance(r, Skipped)]
     passed = [cause_id for cause_id, r in merged.items() if r is None]
     shown = fold(order(findings))
-    return Judgement(verdict(shown, skipped), shown, tuple(passed), tuple(skipped), tuple(waived))
+    return Judgement(_verdict(snapshot, shown, skipped), shown, tuple(passed), tuple(skipped), tuple(waived))
+
+
+def _verdict(snapshot: Snapshot, shown: tuple[Finding, ...], skipped: list[Skipped]) -> Verdict:
+    """A text without findings says "ready" only when it shows a server that served."""
+    answer = verdict(shown, skipped)
+    started = snapshot.serving.started if snapshot.serving else None
+    if answer is Verdict.READY and snapshot.origin == "evidence" and not started:
+        return Verdict.UNKNOWN
+    return answer
 
 
 def _merge(results: list[Result]) -> Result:
@@ -165,6 +187,10 @@ def _run(item: Check, snapshot: Snapshot) -> Result:
         return Skipped(item.id, f"the check itself failed: {type(error).__name__}: {error}", item.essential)
     if isinstance(result, Skipped) and _essential(item, snapshot):
         return replace(result, essential=True)
+    if isinstance(result, Finding) and item.kind == "facts" and snapshot.origin == "evidence":
+        from doctor.checks.evidence.policy import limit
+
+        return limit(result, snapshot)
     return result
 
 

@@ -11,7 +11,7 @@ from types import ModuleType
 from doctor.checks.registry import Judgement, judge, registered
 from doctor.errors import DoctorError
 from doctor.finding import EXIT_CODES, Verdict
-from doctor.snapshot import Snapshot, SnapshotError, dumps, loads, looks_like_snapshot
+from doctor.snapshot import Snapshot, dumps
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     if unknown:
         raise DoctorError(f"no check is called {sorted(unknown)[0]!r}; see `vllm-doctor check --list`")
     redactor = Redactor.of_this_host()
-    snapshot = redactor.snapshot(_read(args.source) if args.source else _examine(args))
+    snapshot = redactor.snapshot(_evidence(args.source) if args.source else _examine(args))
     judgement = judge(snapshot, checks, args.only, args.skip)
     if args.save:
         _save(args.save, snapshot)
@@ -89,17 +89,10 @@ def _examine(args: argparse.Namespace) -> Snapshot:
         return examine(LocalHost(), options, on_done=lambda status: progress.advance(status.name))
 
 
-def _read(source: str) -> Snapshot:
-    try:
-        text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise DoctorError(f"cannot read {source}: {error.strerror}; give a file saved with --save") from None
-    if not looks_like_snapshot(text):
-        raise DoctorError(f"{source} is not a saved snapshot; make one with `vllm-doctor check --save FILE`")
-    try:
-        return loads(text, name=source)
-    except SnapshotError as error:
-        raise DoctorError(str(error)) from None
+def _evidence(path: str) -> Snapshot:
+    from doctor.evidence.load import snapshot_from
+
+    return snapshot_from(path)
 
 
 def _save(path: str, snapshot: Snapshot) -> None:

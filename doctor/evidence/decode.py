@@ -16,7 +16,7 @@ import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import IO
+from typing import IO, Any
 
 #: Bytes read at a time.
 CHUNK = 1 << 20
@@ -87,8 +87,8 @@ def chunks(raw: IO[bytes], decoded: Decoded) -> Iterator[bytes]:
         yield b"".join(carry)
 
 
-def _unpack(raw: IO[bytes], decoded: Decoded) -> io.BufferedReader:
-    stream = io.BufferedReader(_Counting(raw, decoded), CHUNK)
+def _unpack(raw: IO[bytes], decoded: Decoded) -> io.BufferedReader[Any]:
+    stream: io.BufferedReader[Any] = io.BufferedReader(_Counting(raw, decoded), CHUNK)
     for _ in range(3):  # a .gz inside a .gz is seen in the wild; more is no log
         head = stream.peek(8)[:8]
         kind = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
@@ -96,24 +96,26 @@ def _unpack(raw: IO[bytes], decoded: Decoded) -> io.BufferedReader:
             break
         decoded.layers.append(kind)
         opener = {"gzip": gzip.GzipFile, "bzip2": bz2.BZ2File, "xz": lzma.LZMAFile}[kind]
-        packed = opener(fileobj=stream) if kind == "gzip" else opener(stream)  # type: ignore[call-overload]
+        packed = opener(fileobj=stream) if kind == "gzip" else opener(stream)
         stream = io.BufferedReader(packed, CHUNK)
     return stream
 
 
-def _blocks(stream: io.BufferedReader, decoded: Decoded) -> Iterator[bytes]:
+def _blocks(stream: io.BufferedReader[Any], decoded: Decoded) -> Iterator[bytes]:
     while True:
         try:
             block = stream.read(CHUNK)
         except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
-            decoded.damage.append(f"the {decoded.layers[-1] if decoded.layers else 'file'} data is damaged: {error}")
+            decoded.damage.append(
+                f"the {decoded.layers[-1] if decoded.layers else 'file'} data is damaged: {error}"
+            )
             return
         if not block:
             return
         yield block
 
 
-def _plain(stream: io.BufferedReader, decoded: Decoded) -> Iterator[bytes]:
+def _plain(stream: io.BufferedReader[Any], decoded: Decoded) -> Iterator[bytes]:
     try:
         head = stream.peek(_SNIFF)[:_SNIFF]
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, OSError) as error:

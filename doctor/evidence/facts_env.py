@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 
+from doctor.catalogue import table
 from doctor.catalogue.gpus import lookup
 from doctor.evidence.builder import FactBuilder
 from doctor.evidence.strip import Line
 from doctor.snapshot import Event
 
-_PAIR = re.compile(r"([A-Z][A-Za-z0-9 /.]{1,40}?)[ \t]*:[ \t]*(.*)")
+_PAIR = re.compile(r"([A-Za-z][A-Za-z0-9 /.]{1,40}?)[ \t]*:[ \t]*(.*)")
 _GPU = re.compile(r"GPU (\d{1,3}): (.{2,100}?)(?: \(UUID: .*)?$")
 _PIP = re.compile(r"\[pip3?\] ([A-Za-z0-9_.-]{1,80})==([^\s]{1,60})")
 _CONDA = re.compile(r"\[conda\] ([A-Za-z0-9_.-]{1,80})\s+(\d[^\s]{0,60})(?:\s|$)")
@@ -65,6 +66,8 @@ def read(lines: Iterable[Line], name: str, facts: FactBuilder) -> list[Event]:
 def _event(key: str, value: str, text: str, source: str, number: int) -> Event | None:
     if key == "is cuda available" and value in ("True", "False"):
         return Event("report.cuda-available", source, text, number, {"value": value})
+    if key == "gcc version" and (gcc := re.findall(r"(\d+)\.\d+\.\d+", value)):
+        return Event("shell.gcc", source, text, number, {"major": gcc[-1]})
     if key == "nvidia driver version" and value.lower() in _NONE:
         return Event("report.no-driver-version", source, text, number)
     if key == "gpu models and configuration" and value.lower() == "could not collect":
@@ -76,7 +79,9 @@ def add_package(name: str, version: str, source: str, facts: FactBuilder) -> Non
     """One installed distribution."""
     normal = re.sub(r"[-_.]+", "-", name).lower()
     facts.merge("python", "packages", {normal: version}, source)
-    if normal in ("torch", "transformers", "triton", "vllm"):
+    if normal == "vllm":
+        add_vllm(version, source, facts)
+    if normal in ("torch", "transformers", "triton"):
         facts.put("python", normal, version, source)
     if normal in ("flashinfer-python", "flashinfer"):
         facts.put("python", "flashinfer", version, source)
@@ -140,13 +145,6 @@ def _os(value: str, source: str, facts: FactBuilder) -> None:
             return
 
 
-def _gcc(value: str, source: str, facts: FactBuilder) -> None:
-    version = re.findall(r"(\d+\.\d+\.\d+)", value)
-    if version:
-        facts.merge("toolchain", "env", {}, source)
-        facts.put("system", "gcc", version[-1], source)
-
-
 def _glibc(value: str, source: str, facts: FactBuilder) -> None:
     found = re.match(r"glibc-(\d+\.\d+)", value)
     facts.put("system", "glibc", found[1] if found else None, source)
@@ -170,8 +168,25 @@ def _driver(value: str, source: str, facts: FactBuilder) -> None:
 def _vllm(value: str, source: str, facts: FactBuilder) -> None:
     found = re.match(r"v?(\d+\.\d+[^\s()]{0,60})", value)
     if found:
-        facts.put("python", "vllm", found[1], source)
-        facts.put("serving", "vllm", found[1], source)
+        add_vllm(found[1], source, facts)
+
+
+def add_vllm(version: str, source: str, facts: FactBuilder) -> None:
+    """vLLM's version, and the CUDA release of its wheel: by its suffix, else by that of the plain wheel."""
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import InvalidVersion, Version
+
+    facts.put("python", "vllm", version, source)
+    facts.put("serving", "vllm", version, source)
+    local = re.search(r"\+cu(\d{2,3})$", version)
+    if local:
+        facts.put("python", "vllm_cuda", f"{local[1][:-1]}.{local[1][-1]}", source)
+    elif re.fullmatch(r"\d+\.\d+\.\d+(?:\.post\d+)?", version):
+        try:
+            row = next(r for r in table("vllm_wheel_cuda") if SpecifierSet(r["vllm"]).contains(Version(version)))
+        except (StopIteration, InvalidVersion):
+            return
+        facts.put("python", "vllm_cuda", row["cuda"], f"{source} (plain wheel of {version})")
 
 
 def _python(value: str, source: str, facts: FactBuilder) -> None:
@@ -182,7 +197,6 @@ def _python(value: str, source: str, facts: FactBuilder) -> None:
 _READERS: dict[str, Callable[[str, str, FactBuilder], None]] = {
     "os": _os,
     "libc version": _glibc,
-    "gcc version": _gcc,
     "pytorch version": _torch,
     "cuda used to build pytorch": _torch_cuda,
     "python version": _python,

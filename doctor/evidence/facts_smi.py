@@ -14,7 +14,7 @@ _HEADER = re.compile(
     r"NVIDIA-SMI (\d{3}\.\d{2,3}(?:\.\d{2})?)\s+(?:Driver|KMD) Version: (\d{3}\.\d{2,3}(?:\.\d{2})?)"
     r"\s+CUDA (?:UMD )?Version: (\d{1,2}\.\d|N/A|ERR!)"
 )
-_ROW = re.compile(r"\|\s{1,4}(\d{1,3})\s{1,3}((?:NVIDIA|Tesla|GeForce|Quadro|TITAN|GRID|Graphics)[^|]{1,40}?)\s{1,}"
+_ROW = re.compile(r"\|\s{1,4}(\d{1,3})\s{1,3}((?:NVIDIA|Tesla|GeForce|Quadro|TITAN|GRID|Graphics)[^|]{1,40}?)\s+"
                   r"(?:On|Off|N/A|TCC|WDDM|MCDM)?\s*\|\s*[0-9A-Fa-f]{4,8}:")  # fmt: skip
 _MEMORY = re.compile(r"\|\s*(\d{1,7})MiB\s*/\s*(\d{3,7})MiB\s*\|")
 _PROCESS = re.compile(
@@ -48,7 +48,13 @@ def read(lines: Sequence[Line], name: str, facts: FactBuilder) -> list[Event]:
         elif (memory := _MEMORY.search(text)) and card is not None:
             facts.gpu(card, source, used_bytes=int(memory[1]) * _MIB, total_bytes=int(memory[2]) * _MIB)
             events.append(
-                Event("smi.memory", source, text.strip(), line.number, {"gpu": str(card), "used": memory[1], "total": memory[2]})
+                Event(
+                    "smi.memory",
+                    source,
+                    text.strip(),
+                    line.number,
+                    {"gpu": str(card), "used": memory[1], "total": memory[2]},
+                )
             )
             card = None
         elif process := _PROCESS.search(text):

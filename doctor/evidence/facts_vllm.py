@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from doctor.evidence.builder import FactBuilder
+from doctor.evidence.facts_env import add_vllm
 from doctor.snapshot import Event
 
 #: Architectures that mix attention with recurrent state (their registry in vLLM: IsHybrid).
@@ -29,8 +30,7 @@ def read(events: Iterable[Event], facts: FactBuilder) -> None:
 
 
 def _version(values: Mapping[str, str], source: str, facts: FactBuilder) -> None:
-    facts.put("serving", "vllm", values["version"], source)
-    facts.put("python", "vllm", values["version"], source)
+    add_vllm(values["version"], source, facts)
 
 
 def _arguments(values: Mapping[str, str], source: str, facts: FactBuilder) -> None:
@@ -42,7 +42,9 @@ def _command(values: Mapping[str, str], source: str, facts: FactBuilder) -> None
     text = values["args"].split(" && ")[0].split(" | ")[0].rstrip("\\ ")
     flags: dict[str, Any] = {}
     for name, quoted, plain in re.findall(
-        r"(?:^|\s)--([a-z][a-z0-9-]{1,50})(?:[= ]('[^']{0,400}'|\"[^\"]{0,400}\"|\{\S{1,300}\}|(?!-)[^\s'\"]\S{0,300}))?()", text
+        r"(?:^|\s)--([a-z][a-z0-9-]{1,50})(?:[= ]('[^']{0,400}'|\"[^\"]{0,400}\"|\{\S{1,300}\}|"
+        r"(?!-)[^\s'\"]\S{0,300}))?()",
+        text,
     ):
         value = (quoted or plain).strip("'\"")
         if name.startswith("no-") and not value:
@@ -71,7 +73,9 @@ def _config(values: Mapping[str, str], source: str, facts: FactBuilder) -> None:
         facts.put("serving", "speculative_tokens", int(tokens[1]), source)
     if "max_seq_len" in flags:
         flags["max_model_len"] = flags.pop("max_seq_len")
-    mode = re.search(r"cudagraph_mode['\"]?\s*[:=]\s*(?:<CUDAGraphMode\.|CUDAGraphMode\.|['\"])?([A-Z_]{4,40})", text)
+    mode = re.search(
+        r"cudagraph_mode['\"]?\s*[:=]\s*(?:<CUDAGraphMode\.|CUDAGraphMode\.|['\"])?([A-Z_]{4,40})", text
+    )
     if mode:
         facts.put("serving", "cudagraph_mode", mode[1], source)
     arguments({k: v for k, v in flags.items() if k in _FLAGS}, source, facts)
@@ -82,7 +86,9 @@ def parse_arguments(text: str) -> dict[str, Any]:
     text = text.strip()
     if text.startswith("Namespace("):
         body = text[len("Namespace(") :].rstrip(")")
-        pairs = re.findall(r"\b([a-z_]{2,60})=('(?:[^'\\]|\\.){0,400}'|\{[^{}]{0,400}\}|\[[^\[\]]{0,400}\]|[^,()\s]{1,120})", body)
+        pairs = re.findall(
+            r"\b([a-z_]{2,60})=('(?:[^'\\]|\\.){0,400}'|\{[^{}]{0,400}\}|\[[^\[\]]{0,400}\]|[^,()\s]{1,120})", body
+        )
         return {k: _literal(v) for k, v in pairs}
     try:
         data = ast.literal_eval(text)
@@ -91,7 +97,9 @@ def parse_arguments(text: str) -> dict[str, Any]:
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         pass
     pairs = re.findall(
-        r"['\"]([a-z_]{2,60})['\"]: ?('(?:[^'\\]|\\.){0,400}'|\{[^{}]{0,400}\}|\[[^\[\]]{0,400}\]|[^,{}\[\]]{1,120})", text
+        r"['\"]([a-z_]{2,60})['\"]: ?('(?:[^'\\]|\\.){0,400}'|\{[^{}]{0,400}\}|"
+        r"\[[^\[\]]{0,400}\]|[^,{}\[\]]{1,120})",
+        text,
     )
     return {k: _literal(v) for k, v in pairs}
 
@@ -139,7 +147,7 @@ def _speculative(value: Any, source: str, facts: FactBuilder) -> None:
             value = _pairs(value)
     if isinstance(value, dict):
         tokens = value.get("num_speculative_tokens")
-        facts.put("serving", "speculative_tokens", int(tokens) if str(tokens).isdigit() else None, source)
+        facts.put("serving", "speculative_tokens", int(str(tokens)) if str(tokens).isdigit() else None, source)
         method = value.get("method")
         facts.put("serving", "speculative_method", str(method) if method else None, source)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -111,11 +110,11 @@ def snapshot_from(path: str) -> Snapshot:
 
 def _open(path: str) -> IO[bytes]:
     if path == "-":
-        return io.BufferedReader(sys.stdin.buffer) if isinstance(sys.stdin.buffer, io.RawIOBase) else sys.stdin.buffer  # type: ignore[return-value]
+        return sys.stdin.buffer
     try:
         if Path(path).is_dir():
             raise DoctorError(f"{path} is a folder; name the files to read")
-        return open(path, "rb")  # noqa: SIM115  closed by the caller
+        return open(path, "rb")
     except OSError as error:
         raise DoctorError(f"cannot read {path}: {error.strerror}") from None
 
@@ -125,7 +124,9 @@ def _saved_snapshot(path: str) -> Snapshot | None:
     try:
         with open(path, "rb") as file:
             head = file.read(4096)
-            if not head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{") or b'"schema_version"' not in head + file.read(1 << 22):
+            if not head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(
+                b"{"
+            ) or b'"schema_version"' not in head + file.read(1 << 22):
                 return None
             text = Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError as error:

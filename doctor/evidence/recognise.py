@@ -24,15 +24,22 @@ class Kind:
 _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (label, re.compile(pattern))
     for label, pattern in (
-        ("vLLM log", r"vLLM API server version|Initializing (?:a V1|an) LLM engine|\[(?:core|gpu_worker|gpu_model_runner|api_server|model|loggers|launcher)\.py:\d+\]|vllm\.engine\.|vllm/entrypoints|Loading safetensors checkpoint shards"),
-        ("environment report", r"Collecting environment information|^CUDA used to build PyTorch|^PyTorch version\s*:"),
+        ("vLLM log", r"vLLM API server version|Initializing (?:a V1|an) LLM engine|\[(?:core|gpu_worker|"
+        r"gpu_model_runner|api_server|model|loggers|launcher)\.py:\d+\]|vllm\.engine\.|"
+        r"vllm/entrypoints|Loading safetensors checkpoint shards"),
+        ("environment report", r"Collecting environment information|^(?:CUDA used to build|PyTorch version\s*:)"),
         ("nvidia-smi", r"NVIDIA-SMI|=+NVSMI LOG=+|^GPU \d+: .{3,60} \(UUID"),
         ("Python traceback", r"Traceback \(most recent call last\)"),
-        ("docker", r"Error response from daemon|OCI runtime|docker(?:\.errors\.|: )|^\$ docker |nvidia-container-cli|docker compose"),
+        ("docker", r"Error response from daemon|OCI runtime|docker(?:\.errors\.|: )|^\$ docker |"
+        r"nvidia-container-cli|docker compose"),
         ("kernel log", r"NVRM: |oom-kill|Out of memory: Kill|dxgk|\bXid\b|invoked oom-killer|segfault at"),
-        ("pip or uv output", r"^Collecting \w|^Successfully installed|ERROR: Could not find a version|subprocess-exited-with-error|Building wheels? for|^ {0,2}[×╰]|^Resolved \d+ packages|No solution found when resolving|^\[pip3?\]"),
-        ("apt output", r"^(?:Reading package lists|E: |Unpacking |Setting up |Commandline: |Start-Date: )|dpkg: error|^ii  "),
-        ("compiler output", r"\bnvcc (?:fatal|error|warning)|fatal error: \S+\.h|cc1plus|: error: |ninja: |/usr/bin/ld|ptxas "),
+        ("pip or uv output", r"^Collecting \w|^Successfully installed|ERROR: Could not find a version|"
+        r"subprocess-exited-with-error|Building wheels? for|^ {0,2}[×╰]|^Resolved \d+ packages|"
+        r"No solution found when resolving|^\[pip3?\]"),
+        ("apt output", r"^(?:Reading package lists|E: |Unpacking |Setting up |Commandline: |Start-Date: )|dpkg: "
+        r"error|^ii  "),
+        ("compiler output", r"\bnvcc (?:fatal|error|warning)|fatal error: \S+\.h|cc1plus|: error: |ninja: |"
+        r"/usr/bin/ld|ptxas "),
         ("NCCL log", r"NCCL (?:INFO|WARN|version)"),
         ("Kubernetes", r"kubectl|OOMKilled|CrashLoopBackOff|FailedScheduling|Back-off restarting"),
     )
@@ -56,13 +63,18 @@ def recognise(result: Scan, facts: FactBuilder) -> tuple[Kind, ...]:
 
 
 _ERROR = re.compile(
-    r"^\s*(?:[\w.]{1,120}(?:Error|Exception|Exit|Interrupt|Warning)\b: ?.{3,}|(?:fatal|FATAL|Fatal)[: ].{3,}|\w{0,40}\s?(?:error|Error|ERROR): .{3,}"
-    r"|.{0,200}\b(?:Segmentation fault|core dumped|SIGSEGV|SIGKILL|Killed|Aborted|cannot|failed|Failed|not found|No such file)\b.{0,200})"
+    r"^\s*(?:[\w.]{1,120}(?:Error|Exception|Exit|Interrupt|Warning)\b: ?.{3,}|(?:fatal|FATAL|"
+    r"Fatal)[: ].{3,}|\w{0,40}\s?(?:error|Error|ERROR): .{3,}"
+    r"|.{0,200}\b(?:Segmentation fault|core dumped|SIGSEGV|SIGKILL|Killed|Aborted|cannot|failed|"
+    r"Failed|not found|No such file)\b.{0,200})"
 )
 _EMPTY = re.compile(
-    r"Engine core initialization failed|EngineCore failed to start|EngineCore encountered|See stack trace|EngineDeadError|"
-    r"The above exception was the direct|During handling of the above|EngineCore encountered an issue|asynchronously reported|"
-    r"For debugging consider|Compile with `TORCH_USE_CUDA_DSA`|^\s*File \"|^Traceback|UserWarning|FutureWarning|DeprecationWarning"
+    r"Engine core initialization failed|EngineCore failed to start|EngineCore encountered|See "
+    r"stack trace|EngineDeadError|"
+    r"The above exception was the direct|During handling of the above|EngineCore encountered an "
+    r"issue|asynchronously reported|"
+    r"For debugging consider|Compile with `TORCH_USE_CUDA_DSA`|^\s*File \"|^Traceback|"
+    r"UserWarning|FutureWarning|DeprecationWarning"
 )
 
 

@@ -36,8 +36,12 @@ _PREFIXES = (
     re.compile(r"(?:>[ \t]?){1,6}"),  # quote
     re.compile(r"\[(?:pod|deployment|service)/[^\]\s]{1,200}\][ \t]"),  # kubectl logs --prefix
     re.compile(r"[\w.-]{1,80}[ \t]+\|[ \t]"),  # docker compose
-    re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?[ \t]+(?:std(?:out|err) [FP] )?"),
-    re.compile(r"[A-Z][a-z]{2} {1,2}\d{1,2} \d\d:\d\d:\d\d [\w.-]{1,80} [\w./@() -]{1,80}?(?:\[\d{1,9}\])?: "),  # syslog
+    re.compile(
+        r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?[ \t]+(?:std(?:out|err) [FP] )?"
+    ),
+    re.compile(
+        r"[A-Z][a-z]{2} {1,2}\d{1,2} \d\d:\d\d:\d\d [\w.-]{1,80} [\w./@() -]{1,80}?(?:\[\d{1,9}\])?: "
+    ),  # syslog
     re.compile(r"(?:<\d{1,3}>)?\[ {0,8}\d{1,9}\.\d{3,6}\][ \t]"),  # kernel, seconds
     re.compile(r"\[[A-Z][a-z]{2} [A-Z][a-z]{2} {1,2}\d{1,2} \d\d:\d\d:\d\d \d{4}\][ \t]"),  # dmesg -T
     re.compile(r"kernel: "),

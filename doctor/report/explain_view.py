@@ -1,0 +1,250 @@
+"""What ``explain`` shows: the cause first, what to do next, then what was read. Plain text when piped."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from doctor import catalogue
+from doctor.checks.registry import Judgement
+from doctor.evidence.load import Reading
+from doctor.evidence.load import Text as ReadText
+from doctor.finding import Confidence, Finding, Severity, Verdict
+from doctor.report import terminal
+from doctor.report.redact import Redactor
+
+#: Notes and harmless remarks that are kept for -v.
+_BENIGN = {
+    "wsl2-pin-memory-off": "harmless: vLLM always says so under WSL2 unless VLLM_WSL2_ENABLE_PIN_MEMORY=1",
+    "triton-jit-first-request": "harmless: the first request of each shape compiles",
+    "pynvml-shim-installed": "harmless: a deprecated name of nvidia-ml-py",
+    "eager-mode-enabled": "no fault: CUDA graphs were switched off",
+    "hybrid-kv-pool-accounting": "no fault: how vLLM counts the pool of hybrid models",
+}
+#: Other findings shown beside the causes without -v.
+_OTHERS = 4
+
+
+def texts_json(reading: Reading) -> list[dict[str, Any]]:
+    """What each text was, for the ``--json`` answer."""
+    return [
+        {
+            "name": t.name,
+            "kinds": [{"kind": k.label, "line": k.line, "detail": k.detail} for k in t.kinds],
+            "lines": t.lines,
+            "bytes": t.bytes,
+            "layers": list(t.layers),
+            "damage": list(t.damage),
+            "telling": [{"line": e.line, "text": e.text} for e in t.telling],
+        }
+        for t in reading.texts
+    ]
+
+
+def print_explanation(
+    judgement: Judgement,
+    reading: Reading,
+    redactor: Redactor,
+    *,
+    verbose: bool = False,
+    out: Console | None = None,
+) -> None:
+    """Prints the whole answer of ``explain`` for a text."""
+    out = out or terminal.console()
+    ascii_only = not (out.encoding or "").lower().startswith("utf")
+    findings = list(judgement.findings)
+    causes = [f for f in findings if f.blocks]
+    rest = [f for f in findings if not f.blocks]
+    if causes:
+        for item in causes:
+            _print_cause(item, out, verbose, ascii_only)
+    else:
+        _print_no_cause(judgement, reading, redactor, rest, out)
+    _print_rest(rest, out, verbose, ascii_only, bool(causes))
+    out.print()
+    for text in reading.texts:
+        out.print(Text(redactor.text(_read_line(text)), style="dim"))
+        for damage in text.damage:
+            out.print(Text(redactor.text(f"  {damage}"), style="dim"))
+    if verbose and judgement.skipped:
+        out.print(
+            Text(
+                f"not spoken of: {len(judgement.skipped)} causes; judged and not found: {len(judgement.passed)}",
+                style="dim",
+            )
+        )
+    elif not verbose:
+        out.print(
+            Text(
+                "-v shows the evidence and harmless warnings; vllm-doctor explain CAUSE-ID its whole page",
+                style="dim",
+            )
+        )
+
+
+def _print_cause(item: Finding, out: Console, verbose: bool, ascii_only: bool) -> None:
+    out.print(terminal.finding_view(item, verbose, ascii_only))
+    if not verbose and item.evidence:
+        row = item.evidence[0]
+        quoted = Text("  seen: ", style="dim")
+        quoted.append(f"{row.value[:160]}  ({row.source})", style="dim")
+        out.print(quoted)
+    wrong = catalogue.cause(item.id).wrong_fixes
+    if wrong:
+        out.print(Text(f"  does not help: {'; '.join(wrong)}", style="dim"))
+    out.print()
+
+
+def _print_no_cause(
+    judgement: Judgement, reading: Reading, redactor: Redactor, rest: list[Finding], out: Console
+) -> None:
+    snapshot = reading.snapshot
+    if snapshot.serving and snapshot.serving.started and not _failed(reading):
+        version = f" vLLM {snapshot.serving.vllm}" if snapshot.serving.vllm else " The server"
+        out.print(
+            Text(
+                f"A healthy start:{version} reported that it serves, and nothing after it failed.",
+                style="bold green",
+            )
+        )
+        return
+    if rest and any(f.severity is Severity.BLOCKER for f in rest):
+        out.print(Text("No cause is sure. What follows was only seen together:", style="bold yellow"))
+        return
+    if rest and judgement.verdict is Verdict.DEGRADED:
+        out.print(Text("Nothing in the text stops vLLM. What costs speed or quality:", style="bold yellow"))
+        return
+    out.print(Text("The cause is not known from this text.", style="bold yellow"))
+    lines = [e for t in reading.texts for e in t.telling]
+    if lines:
+        out.print("The lines that say most:")
+        for event in lines[:8]:
+            out.print(Text(redactor.text(f"  {event.source}: {event.text[:200]}")))
+    out.print("What to run next:")
+    for step in next_steps(reading):
+        out.print(Text(f"  $ {step}", style="bold"))
+
+
+def _failed(reading: Reading) -> bool:
+    """Whether an error follows the last sign of service."""
+    starts = [e.line or 0 for e in reading.snapshot.events if e.signal == "vllm.started"]
+    fails = [e.line or 0 for e in reading.snapshot.events if e.signal == "vllm.engine-failed"]
+    return bool(fails) and max(fails) > max(starts, default=0)
+
+
+def next_steps(reading: Reading) -> list[str]:
+    """Commands that would tell more, by what is missing."""
+    snapshot = reading.snapshot
+    steps = []
+    if snapshot.python is None or snapshot.driver is None:
+        steps.append("vllm-doctor check            (on the machine itself)")
+    if any(e.signal == "vllm.engine-failed" for e in snapshot.events):
+        steps.append(
+            "vllm serve ... 2>&1 | tee server.log     (the cause stands above the last error: keep the whole log)"
+        )
+    steps.append("VLLM_LOGGING_LEVEL=DEBUG vllm serve ...")
+    steps.append("sudo dmesg -T | tail -50      (was something killed, did the GPU report an error?)")
+    return steps
+
+
+def _print_rest(rest: list[Finding], out: Console, verbose: bool, ascii_only: bool, after_causes: bool) -> None:
+    """Hints and what only degrades: one line each without -v."""
+    harmless = [f for f in rest if f.id in _BENIGN]
+    others = [f for f in rest if f.id not in _BENIGN]
+    if verbose:
+        for item in others:
+            out.print(terminal.finding_view(item, True, ascii_only))
+            out.print()
+        for item in harmless:
+            out.print(Text(f"  {item.id}: {_BENIGN[item.id]}", style="dim"))
+        return
+    for item in others[:_OTHERS]:
+        sure = "a hint" if item.confidence is Confidence.HINT else item.confidence.value
+        line = Text("  also: " if after_causes else "  ", style="yellow")
+        line.append(f"{item.title} [{item.id}, {sure}]: ")
+        line.append(item.summary or item.cause, style="dim")
+        out.print(line)
+        if not after_causes and item.fixes:
+            out.print(Text(f"    1. {item.fixes[0].summary}"))
+
+
+def _read_line(text: ReadText) -> str:
+    kinds = (
+        ", ".join(k.label + (f" ({k.detail})" if k.detail else "") for k in text.kinds) or "no kind of text I know"
+    )
+    packed = f", {' + '.join(text.layers)}" if text.layers else ""
+    return f"read {text.name}: {kinds}; {text.lines:,} lines{packed}"
+
+
+def page(cause_id: str) -> dict[str, Any]:
+    """Everything the catalogue knows of one cause."""
+    entry = catalogue.cause(cause_id)
+    return {
+        "id": entry.id,
+        "area": entry.area,
+        "severity": entry.severity.value,
+        "title": entry.title,
+        "cause": entry.cause,
+        "decisive": list(entry.decisive),
+        "hints_only": list(entry.hints_only),
+        "messages": list(entry.messages),
+        "fixes": [
+            {
+                "summary": r.summary,
+                "automatic": r.automatic,
+                "risk": r.risk.value,
+                "commands": [list(c) for c in r.commands],
+                "verify": list(r.verify),
+            }
+            for r in entry.remedies
+        ],
+        "wrong_fixes": list(entry.wrong_fixes),
+        "look_alikes": list(entry.look_alikes),
+        "since": entry.since,
+        "until": entry.until,
+        "sources": list(entry.sources),
+        "docs": f"docs/troubleshooting.md#{entry.id}",
+    }
+
+
+def page_json(cause_id: str) -> str:
+    """The page as the ``--json`` answer."""
+    return (
+        json.dumps(
+            {"schema_version": 1, "command": "explain", "cause": page(cause_id)}, indent=1, ensure_ascii=False
+        )
+        + "\n"
+    )
+
+
+def print_page(cause_id: str, out: Console | None = None) -> None:
+    """The page of one cause for a person."""
+    out = out or terminal.console()
+    entry = catalogue.cause(cause_id)
+    out.print(Text(f"{entry.title}  [{entry.id}]", style="bold"))
+    out.print(Text(f"{entry.area}, {entry.severity.value}", style="dim"))
+    out.print(entry.cause)
+    _list(out, "What proves it:", entry.decisive)
+    _list(out, "What is seen with it and proves nothing:", entry.hints_only)
+    if entry.remedies:
+        out.print()
+        out.print(Text("What to do:", style="bold"))
+        for number, remedy in enumerate(entry.remedies, 1):
+            out.print(Text(f"  {number}. {remedy.summary}{'' if remedy.automatic else '  (by hand)'}"))
+            for command in remedy.commands:
+                out.print(Text(f"     $ {shlex.join(command)}", style="bold"))
+    _list(out, "What does not help:", entry.wrong_fixes)
+    _list(out, "Easily confused with:", entry.look_alikes)
+    _list(out, "Sources:", entry.sources)
+
+
+def _list(out: Console, title: str, lines: tuple[str, ...]) -> None:
+    if lines:
+        out.print()
+        out.print(Text(title, style="bold"))
+        for line in lines:
+            out.print(Text(f"  - {line}"))
