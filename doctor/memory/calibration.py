@@ -53,8 +53,9 @@ _PATTERNS: dict[str, re.Pattern[str]] = {
     "total_gib": re.compile(rf"Free memory on device (?:cuda:\d+ )?\({_NUMBER}/{_NUMBER} GiB\) on startup"),
     "utilization": re.compile(rf"[Dd]esired GPU memory utilization (?:is )?\({_NUMBER},"),
 }
-_COLD = re.compile(r"Dynamo bytecode transform time|Compiling a graph for|saved AOT compiled function", re.I)
-_WARM = re.compile(r"Directly load AOT compilation from path|Directly load the compiled graph", re.I)
+# one graph compiled anew is enough: the peak of profiling is then that of a cold start
+_COLD = re.compile(r"Compiling a graph for|Cache the graph of compile range|saved AOT compiled function")
+_WARM = re.compile(r"Directly load AOT compilation from path|Directly load the (?:compiled|\d+-th) graph")
 _EAGER = re.compile(r"enforce_eager=True|Enforce eager set|'enforce_eager': True|--enforce-eager")
 _FLAG = re.compile(r"'?gpu_memory_utilization'?\s*[=:]\s*(0?\.\d+|1\.0)")
 
@@ -76,7 +77,7 @@ def read_log(text: str, name: str) -> Measured:
         return float(found[key].replace(",", "")) if key in found else None
 
     tokens, length = number("tokens"), number("max_model_len")
-    warm = bool(_WARM.search(text))
+    cold, warm = bool(_COLD.search(text)), bool(_WARM.search(text))
     return Measured(
         vllm=found.get("vllm"),
         total_gib=number("total_gib"),
@@ -85,7 +86,7 @@ def read_log(text: str, name: str) -> Measured:
         available_gib=number("available_gib"),
         tokens=int(tokens) if tokens is not None else None,
         max_model_len=int(length) if length is not None else None,
-        cold=False if warm else True if _COLD.search(text) else None,
+        cold=True if cold else False if warm else None,
         eager=bool(_EAGER.search(text)),
     )
 

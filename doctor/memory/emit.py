@@ -14,7 +14,7 @@ from doctor.memory.settings import Profile
 def serve_arguments(model: Model, profile: Profile) -> list[str]:
     """The argv of ``vllm serve``."""
     o = profile.options
-    argv = ["vllm", "serve", model.given, "--gpu-memory-utilization", f"{profile.start.utilization:g}"]
+    argv = ["vllm", "serve", model.served, "--gpu-memory-utilization", f"{profile.start.utilization:g}"]
     argv += ["--max-model-len", str(o.max_model_len), "--max-num-seqs", str(o.max_num_seqs)]
     argv += ["--max-num-batched-tokens", str(o.max_num_batched_tokens)]
     if o.prefix_caching is not None:
@@ -25,6 +25,8 @@ def serve_arguments(model: Model, profile: Profile) -> list[str]:
         argv += ["--speculative-config", _speculative(o.draft_tokens)]
     if model.shape.vision is not None and not profile.start.vision:
         argv.append("--language-model-only")
+    if profile.dtype:
+        argv += ["--dtype", profile.dtype]
     if o.tp > 1:
         argv += ["--tensor-parallel-size", str(o.tp)]
     if profile.start.compiled.value == "eager":
@@ -44,7 +46,7 @@ def serve_text(model: Model, profile: Profile) -> str:
             lines.append(word)
         else:
             lines[-1] += f" {shlex.quote(word)}"
-    return f"vllm serve {shlex.quote(model.given)} \\\n  " + " \\\n  ".join(lines) + "\n"
+    return f"vllm serve {shlex.quote(model.served)} \\\n  " + " \\\n  ".join(lines) + "\n"
 
 
 def env_text(model: Model, profile: Profile) -> str:
@@ -77,7 +79,7 @@ def env_text(model: Model, profile: Profile) -> str:
         rows["ENFORCE_EAGER"] = 1
     head = (
         "# one card: the launcher assumes two unless told otherwise, and a profile may not say it, so start with\n"
-        f"#   GPU_DEVICES=0 TP_SIZE=1 MODEL_DIR={shlex.quote(model.given)} ./launcher.sh --non-interactive\n"
+        f"#   GPU_DEVICES=0 TP_SIZE=1 MODEL_DIR={shlex.quote(model.served)} ./launcher.sh --non-interactive\n"
     )
     return head + "".join(f"{key}={value}\n" for key, value in rows.items())
 
@@ -96,10 +98,10 @@ def compose_text(model: Model, profile: Profile, image: str) -> str:
     words = serve_arguments(model, profile)[3:]
     at = words.index("--host")
     arguments = [*words[:at], "--host", "0.0.0.0", "--port", "8000"]  # noqa: S104  inside the container only
-    local = model.given.startswith(("/", ".", "~"))
+    local = model.folder is not None
     served = "/model" if local else model.given
     listed = "\n".join(f"      - {json.dumps(word)}" for word in [served, *arguments])
-    volumes = [f"{model.given}:/model:ro"] if local else ["huggingface:/root/.cache/huggingface"]
+    volumes = [f"{model.served}:/model:ro"] if local else ["huggingface:/root/.cache/huggingface"]
     volumes.append("vllm-cache:/root/.cache/vllm")  # the compile cache: a cold start has less KV cache
     mounts = "\n".join(f"      - {json.dumps(v)}" for v in volumes)
     named = "".join(f"  {v.split(':')[0]}: {{}}\n" for v in volumes if not v.startswith(("/", ".", "~")))

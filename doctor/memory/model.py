@@ -15,23 +15,32 @@ from doctor.memory.weights import Weights
 
 @dataclass(frozen=True)
 class Model:
-    """``given`` as typed; ``origin`` is where its files came from, in words."""
+    """``given`` as typed; ``origin`` is where its files came from, in words.
+
+    ``folder`` is the local folder that vLLM would be given, None for a hub model.
+    """
 
     given: str
     shape: ModelShape
     weights: Weights
     origin: str
+    folder: Path | None = None
+
+    @property
+    def served(self) -> str:
+        """What ``vllm serve`` is given: the folder of a local model, the name of a hub model."""
+        return str(self.folder) if self.folder else self.given
 
 
 def open_model(given: str, env: Mapping[str, str], say: Callable[[str], None]) -> Model:
     """Finds and reads a model. Raises :class:`ConfigError` with one line."""
     path = Path(given).expanduser()
     if path.is_dir():
-        return _open(given, path / "config.json", path, str(path))
+        return _open(given, path / "config.json", path, str(path), path.resolve())
     if path.exists():
         # a config.json alone: its folder may hold the index and weights too
         folder = path.parent if path.name == "config.json" else None
-        return _open(given, path, folder, str(path))
+        return _open(given, path, folder, str(path), path.parent.resolve())
     from doctor.memory.hub import HUB_ID, fetch  # urllib is slow to import and seldom needed
 
     if HUB_ID.match(given):
@@ -40,7 +49,7 @@ def open_model(given: str, env: Mapping[str, str], say: Callable[[str], None]) -
     raise ConfigError(f"{given}: no such folder or file, and not a hub name like Qwen/Qwen3.5-9B")
 
 
-def _open(given: str, config: Path, folder: Path | None, origin: str) -> Model:
+def _open(given: str, config: Path, folder: Path | None, origin: str, local: Path | None = None) -> Model:
     name = Path(given).name if Path(given).name != "config.json" else Path(given).resolve().parent.name
     shape = shape_of(read_json(config), name or given)
-    return Model(given, shape, weights_of(shape, folder), origin)
+    return Model(given, shape, weights_of(shape, folder), origin, local)

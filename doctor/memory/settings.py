@@ -52,6 +52,7 @@ class Profile:
     later: Prediction
     reasons: Mapping[str, str]
     warnings: tuple[str, ...] = ()
+    dtype: str = ""  # --dtype, "" for the model's own
 
 
 def free_bytes(card: Card) -> int:
@@ -125,7 +126,12 @@ def choose(model: Model, card: Card, purpose: str, wish: Wish, version: Switches
             f"frees the image encoder ({model.weights.vision / GIB:.2f} GiB) and its profiling; not for images"
         )  # fmt: skip
     first, later = both_starts(model, card, start, options, version)
-    return Profile(options, start, first, later, reasons, tuple(_warnings(model, card, options, first, later)))
+    dtype = ""
+    if model.shape.dtype.endswith("bfloat16") and card.capability is not None and card.capability < (8, 0):
+        dtype = "half"
+        reasons["dtype"] = "half: this card has no bfloat16 (compute capability 8.0), and vLLM refuses to guess"
+    warnings = tuple(_warnings(model, card, options, first, later))
+    return Profile(options, start, first, later, reasons, warnings, dtype)
 
 
 def _base_options(model: Model, purpose: str, wish: Wish, version: Switches, reasons: dict[str, str]) -> KvOptions:
@@ -140,9 +146,7 @@ def _base_options(model: Model, purpose: str, wish: Wish, version: Switches, rea
     else:
         caching = True
         reasons["prefix_caching"] = "on: a repeated beginning of at least one block is not computed again"
-    reasons["kv_cache_dtype"] = (
-        "as given" if wish.kv_cache_dtype else "auto: the model's own 16 bits, no loss; fp8 halves it where needed"
-    )
+    reasons["kv_cache_dtype"] = "as given" if wish.kv_cache_dtype else "auto: the model's own 16 bits, no loss"
     batched = wish.max_num_batched_tokens or _BATCHED[purpose]
     reasons["max_num_batched_tokens"] = "as given" if wish.max_num_batched_tokens else (
         "larger batches fill the card when many requests wait" if purpose == "throughput"
@@ -206,6 +210,13 @@ def _with_context(model: Model, card: Card, purpose: str, wish: Wish, start: Sta
     if purpose == "long-context":
         first, _ = both_starts(model, card, start, replace(options, max_model_len=limit), version)
         length = min(limit, first.low.highest_context)
+        if length < limit and wish.kv_cache_dtype is None and (card.capability or (0, 0)) >= (8, 9):
+            halved = replace(options, kv_cache_dtype="fp8")
+            first, _ = both_starts(model, card, start, replace(halved, max_model_len=limit), version)
+            options, length = halved, min(limit, first.low.highest_context)
+            reasons["kv_cache_dtype"] = (
+                "fp8: half the bytes for each token, or the context is shorter; check quality"
+            )
         length = length if length == limit else max(1024, length // 1024 * 1024)
         reasons["max_model_len"] = (
             "the model's own limit, and it fits" if length == limit

@@ -67,6 +67,7 @@ def fit_object(fit: Fit) -> dict[str, Any]:
             "gpu_memory_utilization": fit.profile.start.utilization, "max_model_len": o.max_model_len,
             "max_num_seqs": o.max_num_seqs, "max_num_batched_tokens": o.max_num_batched_tokens,
             "prefix_caching": o.prefix_caching, "kv_cache_dtype": o.kv_cache_dtype, "mtp": o.draft_tokens,
+            "dtype": fit.profile.dtype or "auto",
             "language_model_only": shape.vision is not None and not fit.profile.start.vision,
             "argv": serve_arguments(fit.model, fit.profile),
         }  # fmt: skip

@@ -30,7 +30,9 @@ def print_fit(fit: Fit, *, purpose: str | None, out: Console | None = None) -> N
     ascii_only = not (out.encoding or "").lower().startswith("utf")
     out.print(_headline(fit, ascii_only))
     out.print(_rows(fit))
-    if fit.profile and fit.card:
+    if fit.profile and fit.card and not fit.profile.later.high.fits:
+        out.print("  no settings for this card make it fit")
+    elif fit.profile and fit.card:
         out.print()
         out.print(Text(f"Settings for {purpose or 'chat'} on one card", style="bold"))
         out.print(serve_text(fit.model, fit.profile).rstrip(), soft_wrap=True, markup=False)
@@ -76,6 +78,8 @@ def _rows(fit: Fit) -> Table:
         if fit.later is not fit.first:
             table.add_row("  later starts", _start(fit.later))
     pool = fit.pool
+    if pool.num_blocks == 0:
+        return table
     table.add_row(
         "  KV cache",
         f"{pool.num_blocks:,} blocks of {layout.block_size} tokens and {layout.bytes_per_block / 1e6:.2f} MB: "
@@ -116,6 +120,8 @@ def _card(fit: Fit) -> str:
 
 
 def _start(p: Prediction) -> str:
+    if p.available.high <= 0:
+        return f"no room for a KV cache: {-p.available.likely / GIB:.2f} GiB short"
     how = (
         "measured on this machine"
         if p.calibrated
@@ -142,13 +148,19 @@ def print_table(rows: Sequence[tuple[str, str, Fit | str]], out: Console | None 
     """Several models and cards: model, card, and the fit or the reason why there is none."""
     out = out or console()
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("model", "card", "size", "format", "architecture", "fits", "KV tokens", "longest", "tokens/s"):
-        right = name in ("size", "KV tokens", "longest", "tokens/s")
-        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    for name in ("model", "card", "size", "format", "arch", "fits", "KV tokens", "longest", "tok/s"):
+        right = name in ("size", "KV tokens", "longest", "tok/s")
+        table.add_column(name, justify="right" if right else "left", no_wrap=name != "model")
+    notes = []
     for model, card, result in rows:
+        where = f" on {_short(card)}" if card else ""
         if isinstance(result, str):
-            table.add_row(model, card, "", "", Text(result, style="red"), Text("no", style="red"), "", "", "")
+            known = "unknown" if "architecture" in result else "?"
+            table.add_row(model, _short(card), "", "", known, Text("no", style="red"), "", "", "")
+            notes.append(result if result.startswith(model) else f"{model}{where}: {result}")
             continue
+        if result.why:
+            notes.append(f"{model}{where}: {result.why}")
         word = {
             True: Text("yes", style="green"),
             None: Text("close", style="yellow"),
@@ -157,12 +169,17 @@ def print_table(rows: Sequence[tuple[str, str, Fit | str]], out: Console | None 
         resident = result.model.weights.resident(vision=False, draft=result.options.draft_tokens > 0)
         format_text = result.support.title if result.support.ok is not False else f"{result.support.title}: no"
         speed = result.ceiling_short.tokens_per_s if result.ceiling_short else None
+        holds = result.pool.num_blocks > 0
         table.add_row(
-            model, card, f"{resident / GIB:.1f} GiB", format_text, "known", word[result.fits],
-            f"{result.pool.capacity_tokens:,}", f"{result.pool.highest_context:,}",
-            f"{speed:.0f}" if speed else "",
+            model, _short(card), f"{resident / GIB:.1f} GiB", format_text, "known", word[result.fits],
+            f"{result.pool.capacity_tokens:,}" if holds else "",
+            f"{result.pool.highest_context:,}" if holds else "",
+            f"{speed:.0f}" if speed and holds else "",
         )  # fmt: skip
     out.print(table)
-    for model, card, result in rows:
-        if not isinstance(result, str) and result.why:
-            out.print(Text(f"{model} on {card}: {result.why}", style="dim"))
+    for note in notes:
+        out.print(Text(note, style="dim"))
+
+
+def _short(card: str) -> str:
+    return card.removeprefix("GeForce ").removeprefix("NVIDIA ")
