@@ -9,6 +9,8 @@ from doctor.errors import DoctorError
 
 #: No dimension of a real model comes near this; larger means a corrupt or hostile file.
 _LIMIT = 1 << 40
+#: Layers are built one by one, so their number is bounded more tightly.
+MOST_LAYERS = 10_000
 
 
 class ConfigError(DoctorError):
@@ -34,7 +36,7 @@ class Fields:
         """True when the key is present with a value that is not null."""
         return self.get(key) is not None
 
-    def integer(self, *keys: str, default: int | None = None, least: int = 1) -> int:
+    def integer(self, *keys: str, default: int | None = None, least: int = 1, most: int = _LIMIT) -> int:
         """A whole number of at least ``least``. Without ``default`` the key has to be there."""
         value = self.get(*keys)
         if value is None:
@@ -45,8 +47,9 @@ class Fields:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
             raise ConfigError(f"{self.name}: {keys[0]} should be a whole number, is {_shown(value)}")
-        if not least <= value < _LIMIT:
-            raise ConfigError(f"{self.name}: {keys[0]} = {_shown(value)} is out of range (at least {least})")
+        if not least <= value <= most:
+            bound = f"at least {least}" if value < least else f"at most {most:,}"
+            raise ConfigError(f"{self.name}: {keys[0]} = {_shown(value)} is out of range ({bound})")
         return value
 
     def flag(self, *keys: str, default: bool = False) -> bool:

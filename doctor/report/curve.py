@@ -60,10 +60,13 @@ def lines(fit: Fit) -> list[Line]:
             # what a calibration moved stays moved
             available = max(0, other.available.likely + fit.pool.available_bytes - same.available.likely)
         points = []
-        for length in lengths(fit.model.shape.max_positions):
+        longest = fit.model.shape.max_positions
+        whole = size_pool(fit.model.shape, available, replace(options, max_model_len=longest), fit.version)
+        limit = whole.highest_context
+        # the curve ends exactly at the card's limit
+        for length in sorted({*lengths(longest), *([limit] if limit > SHORTEST else [])}):
             pool = size_pool(fit.model.shape, available, replace(options, max_model_len=length), fit.version)
             points.append(Point(length, pool.capacity_tokens, pool.max_concurrency, pool.fits))
-        limit = pool.highest_context
         out.append(Line(f"MTP {k}" if k else "without MTP", tuple(points), limit))
     return out
 
@@ -80,7 +83,7 @@ def text(curves: Sequence[Line], width: int = 30, ascii_only: bool = False) -> s
         rows.append(f"{line.label}: up to {line.limit:,} tokens of context")
         rows.append(f"{'context':>9} {'KV tokens':>11} {'requests':>9}")
         for p in line.points:
-            if p.length & (p.length - 1) and p is not line.points[-1]:
+            if p.length & (p.length - 1) and p is not line.points[-1] and p.length != line.limit:
                 continue  # midpoints are for the drawing
             if not p.fits:
                 rows.append(f"{p.length:>9,} {'does not fit':>21}")
@@ -154,9 +157,7 @@ def _ticks(most: int) -> list[float]:
 
 def _frame(top: int, label: str, values: Sequence[float], y: Callable[[float], float],
            show: Callable[[float], str]) -> list[str]:  # fmt: skip
-    out = [f'<text x="{_LEFT}" y="{top - 26 if top != _TOP else top + _PLOT_H + 22}" fill="#57606a" '
-           f'visibility="hidden">{label}</text>',
-           f'<text transform="translate(20 {top + _PLOT_H / 2}) rotate(-90)" text-anchor="middle" '
+    out = [f'<text transform="translate(20 {top + _PLOT_H / 2}) rotate(-90)" text-anchor="middle" '
            f'fill="#57606a">{label}</text>']  # fmt: skip
     for value in values:
         at = y(value)

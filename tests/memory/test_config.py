@@ -64,7 +64,7 @@ def test_no_architecture_at_all() -> None:
         ({"hidden_size": 0}, "hidden_size = 0 is out of range"),
         ({"hidden_size": "4096"}, "hidden_size should be a whole number, is '4096'"),
         ({"hidden_size": True}, "hidden_size should be a whole number"),
-        ({"num_hidden_layers": 1 << 50}, "out of range"),
+        ({"num_hidden_layers": 1 << 39}, "is out of range (at most 10,000)"),
         ({"num_hidden_layers": 31}, "layer_types names 32 layers, num_hidden_layers is 31"),
         ({"layer_types": ["full_attention"] * 31 + ["magic"]}, "layer type 'magic' is not known"),
         ({"layer_types": "full_attention"}, "layer_types should be a list of names"),
@@ -128,11 +128,11 @@ JUNK = (
 
 @given(st.dictionaries(st.sampled_from(sorted(CONFIG["text_config"])), JUNK, min_size=1, max_size=4))
 def test_any_mutilated_config_is_understood_or_refused_in_one_line(junk: dict[str, Any]) -> None:
-    # large counts are legal numbers but would build that many layers
-    junk = {k: v for k, v in junk.items() if k != "num_hidden_layers"}
     data = copy.deepcopy(CONFIG)
     data["text_config"].update(junk)
+    message = ""
     try:
         shape_of(data, "model")
     except ConfigError as error:
-        assert "\n" not in str(error)
+        message = str(error)
+    assert "\n" not in message

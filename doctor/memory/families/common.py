@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from doctor.memory.families.registry import Source
-from doctor.memory.fields import ConfigError
+from doctor.memory.fields import MOST_LAYERS, ConfigError
 from doctor.memory.quantisation import quantisation_of
 from doctor.memory.shape import Layer, ModelShape, Vision, Weight
 
@@ -43,7 +43,7 @@ def basics(
         hidden=hidden,
         vocabulary=text.integer("vocab_size"),
         positions=text.integer("max_position_embeddings"),
-        depth=text.integer("num_hidden_layers", default=depth),
+        depth=text.integer("num_hidden_layers", default=depth, most=MOST_LAYERS),
         heads=heads,
         kv_heads=text.integer("num_key_value_heads", default=heads),
         head_dim=head_dim,

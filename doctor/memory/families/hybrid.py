@@ -57,7 +57,7 @@ def qwen_delta_net(source: Source) -> ModelShape:
         weights += _feed_forward(source, f"{prefix}.mlp", base, i, Part.LANGUAGE)
         weights.append(parts.other(prefix, 2 * base.hidden))
     weights.append(parts.other(f"{root}.norm", base.hidden))
-    drafts = text.integer("mtp_num_hidden_layers", "num_nextn_predict_layers", default=1, least=0)
+    drafts = text.integer("mtp_num_hidden_layers", "num_nextn_predict_layers", default=1, least=0, most=64)
     for i in range(drafts):
         weights += _gated_attention(f"mtp.layers.{i}.self_attn", base, Part.DRAFT)
         weights += _feed_forward(source, f"mtp.layers.{i}.mlp", base, base.depth + i, Part.DRAFT)

@@ -27,7 +27,7 @@ def deepseek(source: Source) -> ModelShape:
         text.integer("moe_layer_freq", default=1),
     )
     kinds = text.texts("mlp_layer_types")
-    drafts = text.integer("num_nextn_predict_layers", default=0, least=0)
+    drafts = text.integer("num_nextn_predict_layers", default=0, least=0, most=64)
     corrected, glm = not source.architecture.startswith("DeepseekV2"), source.architecture.startswith("Glm")
     layer = AttentionLayer(AttentionKind.LATENT, 1, rank + rope, value_dim=0)
     weights = list(parts.vocabulary("model", "lm_head", base.vocabulary, base.hidden, base.tied))

@@ -145,7 +145,7 @@ def glm4_moe(source: Source) -> ModelShape:
     count, chosen = text.integer("n_routed_experts"), text.integer("num_experts_per_tok")
     ffn, first = text.integer("moe_intermediate_size"), text.integer("first_k_dense_replace", default=0, least=0)
     shared = text.integer("n_shared_experts", default=0, least=0) * ffn
-    drafts = text.integer("num_nextn_predict_layers", default=0, least=0)
+    drafts = text.integer("num_nextn_predict_layers", default=0, least=0, most=64)
     full = AttentionLayer(AttentionKind.FULL, base.kv_heads, base.head_dim)
     weights = list(parts.vocabulary("model", "lm_head", base.vocabulary, base.hidden, base.tied))
     for i in range(base.depth + drafts):
