@@ -566,6 +566,8 @@ uninstall() {
         [ ! -d "$item" ] || rmdir -- "$item" 2>/dev/null || note "left alone, it is not empty: $item"
     done
     say "vllm-doctor is removed ($root)"
+    learned=${XDG_STATE_HOME:-${HOME:-}/.local/state}/vllm-doctor
+    [ ! -d "$learned" ] || say "kept: what vllm-doctor recorded for you in $learned"
 }
 
 # clean_rc KIND FILE: takes the marked line out; every other byte stays as it is

@@ -480,6 +480,14 @@ def test_uninstall_leaves_what_is_not_ours_any_more(stage: Stage) -> None:
     ]
 
 
+def test_uninstall_keeps_and_names_what_the_doctor_recorded(stage: Stage) -> None:
+    learned = stage.home / ".local/state/vllm-doctor"
+    learned.mkdir(parents=True)
+    assert stage.run("--no-check").returncode == 0
+    assert f"kept: what vllm-doctor recorded for you in {learned}" in stage.run("--uninstall").stdout
+    assert learned.is_dir()
+
+
 def test_uninstall_follows_no_manifest_out_of_its_folder(stage: Stage) -> None:
     assert stage.run("--no-check").returncode == 0
     (stage.home / "precious").mkdir()
