@@ -144,7 +144,9 @@ def _pool_range(measured: Measured, prediction: Prediction, options: KvOptions) 
     if measured.tokens is not None and measured.max_model_len == options.max_model_len:
         layout = prediction.likely.layout
         blocks = _blocks_for(measured.tokens, layout.blocks_per_request, options.max_model_len)
-        if blocks is not None:
+        if blocks is None:
+            high = -1  # no number of blocks prints as this many tokens
+        else:
             low = max(low, blocks * layout.bytes_per_block)
             high = min(high, (blocks + 1) * layout.bytes_per_block - 1)
     if high < low or high == 1 << 62:
