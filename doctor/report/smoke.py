@@ -50,16 +50,15 @@ def print_smoke(result: SmokeResult, *, verbose: bool = False, out: Console | No
 def _reason(result: SmokeResult) -> str:
     verdict = result.judgement.verdict
     if result.readiness is None:
-        return "no server was started: the cause is known before"
+        return "no server was started: " + "; ".join(f.title for f in result.judgement.findings)
     if verdict is Verdict.READY:
         return f"a real vLLM {result.environment.vllm} answers on this machine"
     if verdict is Verdict.UNKNOWN:
         return "could not be judged: " + "; ".join(
             f"{s.id} ({s.why})" for s in result.judgement.skipped if s.essential
         )
-    if verdict is Verdict.DEGRADED:
-        return "the server works, but not as it should"
-    return "the server does not serve"
+    titles = "; ".join(f.title for f in result.judgement.findings[:2])
+    return f"the server answers, but: {titles}" if verdict is Verdict.DEGRADED else titles
 
 
 def _table(result: SmokeResult, ascii_only: bool) -> Table:

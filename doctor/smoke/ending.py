@@ -34,13 +34,9 @@ def not_ready(ready: Readiness, log: Path, timeout_s: float) -> list[Finding]:
         )
     death = explain(log, ready.exit)
     how = ready.exit.text if ready.exit else "ended"
-    cause = death.cause
-    if cause is None and death.kind == "out of memory" and ready.phase == "loading":
-        # out of memory while weights are loaded means that they do not fit; later it may be many things
-        cause = "weights-exceed-vram"
     summary = f"The server ended while {ready.phase} ({how}): {death.text}"
-    ended = found(cause or "server-died-while-loading", Confidence.PROVEN, summary, _evidence(log, death, how))
-    return [ended] if cause else _under_causes(ended, log)
+    ended = found("server-died-while-loading", Confidence.PROVEN, summary, _evidence(log, death, how))
+    return _under_causes(ended, log)
 
 
 def died_on_request(log: Path, ended: Exit | None, during: str) -> list[Finding]:

@@ -6,10 +6,13 @@ import errno
 import socket
 
 from doctor.checks.registry import found
+from doctor.checks.storage import model_files_incomplete
 from doctor.finding import Confidence, Evidence, Finding, Remedy
-from doctor.host import Host, listeners
+from doctor.host import Host, listeners, storage
+from doctor.host.examine import Options
 from doctor.serve.environment import VllmEnvironment
 from doctor.smoke.model import ModelInfo
+from doctor.snapshot import Snapshot
 
 
 def vllm_missing(environment: VllmEnvironment) -> Finding | None:
@@ -35,6 +38,13 @@ def model_invalid(model: ModelInfo) -> Finding | None:
         f"{model.problem[0].upper()}{model.problem[1:]}.",
         [Evidence("storage.model_path", model.given, "--model")],
     )
+
+
+def weights_damaged(host: Host, model: ModelInfo) -> Finding | None:
+    """Weight files are missing or cut off: the loader would find that out minutes later."""
+    facts = storage.probe(host, Options(model=model.path)).get("storage")
+    result = model_files_incomplete(Snapshot(storage=facts))
+    return result if isinstance(result, Finding) else None
 
 
 def mtp_missing(model: ModelInfo, draft_tokens: int) -> Finding | None:

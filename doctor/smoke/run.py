@@ -14,7 +14,7 @@ from doctor.errors import DoctorError
 from doctor.finding import Finding, Skipped, Verdict, order, verdict
 from doctor.host import Host
 from doctor.serve.client import Client
-from doctor.serve.command import SERVED_NAME, ServeCommand, Settings, build, check_extra
+from doctor.serve.command import SERVED_NAME, ServeCommand, Settings, build, check_extra, option
 from doctor.serve.environment import VllmEnvironment, locate
 from doctor.serve.log import LogFollower
 from doctor.serve.server import Server
@@ -65,6 +65,8 @@ def run_smoke(options: SmokeOptions, host: Host, say: Say) -> SmokeResult:
     result = SmokeResult(model, environment)
     wanted = _settings(options, environment, model)
     causes = [preflight.model_invalid(model), preflight.vllm_missing(environment)]
+    if model.problem is None and option(options.serve_args, "--load-format") != "dummy":
+        causes.append(preflight.weights_damaged(host, model))
     if options.port is not None:
         causes.append(preflight.port_taken(host, options.port))
     result.findings += [c for c in causes if c]

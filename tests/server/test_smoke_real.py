@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.server.cpu_vllm import setup_env
+
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
@@ -24,9 +26,9 @@ def command(vllm_env: Path, model: Path, *options: str) -> list[str]:
     return [sys.executable, "-m", "doctor", "smoke", "--python", str(vllm_env), "--model", str(model), *options]
 
 
-def smoke(vllm_env: Path, model: Path, *options: str) -> tuple[int, dict[str, Any]]:
+def smoke(vllm_env: Path, model: Path, *options: str, **env: str) -> tuple[int, dict[str, Any]]:
     argv = command(vllm_env, model, "--json", *options)
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=800)
+    done = subprocess.run(argv, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, timeout=800)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, json.loads(done.stdout)
 
@@ -65,15 +67,48 @@ def test_ready_on_the_tiny_model(vllm_env: Path, tiny_model: Path, tmp_path: Pat
     assert vllm_processes(str(tmp_path)) == []
 
 
+def test_a_draft_head_of_noise(vllm_env: Path, tmp_path: Path) -> None:
+    model = setup_env.make_model(vllm_env / "bin" / "python", tmp_path / "noise", "--mtp-noise", "1000")
+    code, answer = smoke(vllm_env, model, "--out", str(tmp_path / "out"))
+    assert (code, answer["verdict"]) == (1, "degraded")
+    assert [f["id"] for f in answer["findings"]] == ["mtp-not-drafting"]
+    assert status(answer) == {
+        "liveness": "pass", "prefix_cache": "pass", "speculative": "fail", "consistency": "pass",
+    }  # fmt: skip
+    assert vllm_processes(str(tmp_path)) == []
+
+
+def test_healthy_and_dead_with_the_first_request(vllm_env: Path, tiny_model: Path, tmp_path: Path) -> None:
+    # without the plugin a kernel is missing that only requests with both MTP and prefix caching need
+    code, answer = smoke(vllm_env, tiny_model, "--out", str(tmp_path / "out"), VLLM_PLUGINS="none-of-them")
+    assert (code, answer["verdict"]) == (2, "blocked")
+    assert [f["id"] for f in answer["findings"]] == ["server-died-on-request"]
+    assert "'function' object is not subscriptable" in answer["findings"][0]["summary"]
+    assert answer["smoke"]["server"]["state"] == "healthy"
+    assert vllm_processes(str(tmp_path)) == []
+
+
 def test_weights_that_are_cut_off(vllm_env: Path, tiny_model: Path, tmp_path: Path) -> None:
-    broken = tmp_path / "broken"
-    shutil.copytree(tiny_model, broken)
+    broken = shutil.copytree(tiny_model, tmp_path / "broken")
     weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[: 1 << 20])
-    code, answer = smoke(vllm_env, broken, "--out", str(tmp_path / "out"))
+    code, answer = smoke(vllm_env, broken)
     assert (code, answer["verdict"]) == (2, "blocked")
-    assert [f["id"] for f in answer["findings"]] == ["model-weights-unreadable"]
-    assert "SafetensorError" in answer["findings"][0]["summary"]
+    assert [f["id"] for f in answer["findings"]] == ["model-files-incomplete"]
+    assert answer["smoke"]["server"]["state"] == "not started"
+
+
+def test_weights_that_do_not_fit_the_configuration(vllm_env: Path, tiny_model: Path, tmp_path: Path) -> None:
+    odd = shutil.copytree(tiny_model, tmp_path / "odd")
+    config = json.loads((odd / "config.json").read_text())
+    config["text_config"]["vocab_size"] = 4096  # the file has 2048
+    (odd / "config.json").write_text(json.dumps(config))
+    code, answer = smoke(vllm_env, odd, "--out", str(tmp_path / "out"))
+    assert (code, answer["verdict"]) == (2, "blocked")
+    assert [f["id"] for f in answer["findings"]] == ["server-died-while-loading"]
+    assert "while loading" in answer["findings"][0]["summary"]
+    assert "root cause above" not in answer["findings"][0]["summary"]
+    assert "AssertionError at " in answer["findings"][0]["summary"]  # a bare assertion: its place is named
     assert vllm_processes(str(tmp_path)) == []
 
 

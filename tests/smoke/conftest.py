@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -34,11 +35,13 @@ def make_environment(folder: Path, version: str | None = "0.32.0+cpu") -> Path:
 
 
 def make_model(folder: Path, *, mtp: bool = True) -> Path:
-    """A model folder without weights."""
+    """A model folder with a configuration, an index and two bytes of weights."""
     folder.mkdir(parents=True)
     config = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5"}
     (folder / "config.json").write_text(json.dumps(config))
     names = ["model.language_model.embed_tokens.weight"] + (["mtp.fc.weight"] if mtp else [])
+    header = json.dumps({n: {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]} for n in names}).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0\0")
     index = {"weight_map": dict.fromkeys(names, "model.safetensors")}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return folder

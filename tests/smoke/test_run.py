@@ -60,15 +60,16 @@ def test_without_mtp_more_blocks_are_expected_and_no_drafts(smoke: Smoke) -> Non
         ("utilization", "util-above-free-memory", "(20.81/22.0 GiB)"),
         ("port-stolen", "port-in-use", "Address already in use"),
         ("arguments", "serve-arguments-refused", "--gpu-memory-utilisation"),
-        ("ninja", "server-died-while-loading", "cc1plus: execvp: cc1plus: No such file"),
-        ("validation", "server-died-while-loading", "does not recognize this architecture"),
+        ("ninja", "gxx12-missing", "cc1plus: execvp: cc1plus: No such file"),
+        ("validation", "transformers-too-old-for-model", "does not recognize this architecture"),
         ("nothing", "server-died-while-loading", "exit code 1"),
     ],
 )
 def test_dies_while_loading(smoke: Smoke, name: str, cause: str, text: str) -> None:
     result = smoke(f"die:{name}")
     assert result.judgement.verdict is Verdict.BLOCKED
-    assert cause in mentioned(result)
+    assert ids(result) == [cause]
+    assert "server-died-while-loading" in mentioned(result)
     finding = result.judgement.findings[0]
     assert text in finding.summary
     assert "root cause above" not in finding.summary
@@ -212,6 +213,15 @@ def test_model_folder_missing(smoke: Smoke, tmp_path: Path, model: Path) -> None
     assert "no config.json" in smoke().judgement.findings[0].summary
 
 
+def test_weights_cut_off_are_seen_before_the_start(smoke: Smoke, model: Path) -> None:
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    result = smoke()
+    assert ids(result) == ["model-files-incomplete"]
+    assert result.readiness is None
+    assert smoke(serve_args=("--load-format", "dummy")).judgement.verdict is Verdict.READY
+
+
 def test_port_taken_names_the_listener(smoke: Smoke) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -257,11 +267,11 @@ def test_the_users_speculative_config_wins(smoke: Smoke) -> None:
 
 
 def test_a_root_cause_in_the_log_comes_first(smoke: Smoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    cause = found("gxx12-missing", Confidence.PROVEN, "cc1plus of g++-12 is not installed.")
+    cause = found("gxx12-missing", Confidence.PROVEN, "The C++ compiler of gcc-12 is not installed.")
     hint = found("ninja-missing", Confidence.HINT, "")
     monkeypatch.setattr("doctor.smoke.ending.judge", lambda _: Judgement(Verdict.BLOCKED, (cause, hint), (), ()))
-    result = smoke("die:ninja")
+    result = smoke("die:nothing")
     assert ids(result) == ["gxx12-missing"]
     assert mentioned(result) == ["gxx12-missing", "server-died-while-loading"]
     summary = result.judgement.findings[0].summary
-    assert summary.startswith("cc1plus of g++-12 is not installed. The server ended while loading")
+    assert summary.startswith("The C++ compiler of gcc-12 is not installed. The server ended while loading")
