@@ -21,6 +21,7 @@ class Point:
     reported_tokens: int | None
     reported_blocks: int | None
     reported_text: str | None
+    reported_about: int | None  # a rounded figure
     predicted_tokens: int
     predicted_blocks: int
     predicted_fits: bool
@@ -49,5 +50,5 @@ def _point(row: dict[str, Any]) -> Point:
         predicted = next(p for n in range(low, high + 1) if (p := at((n + 0.5) * step)).capacity_tokens == tokens)
     return Point(
         row["case"], row["gib"], row.get("inferred", False), row.get("refused", False), tokens, row.get("blocks"),
-        row.get("reported"), predicted.capacity_tokens, predicted.num_blocks, predicted.fits, possible,
+        row.get("reported"), row.get("about"), predicted.capacity_tokens, predicted.num_blocks, predicted.fits, possible,
     )  # fmt: skip

@@ -18,6 +18,8 @@ def test_reported_pools_are_reproduced(point: Point) -> None:
     if point.reported_tokens is not None:
         assert point.predicted_tokens == point.reported_tokens
         assert point.reported_tokens in point.possible_tokens
+    if point.reported_about is not None:
+        assert abs(point.predicted_tokens - point.reported_about) < 0.02 * point.reported_about
     if point.reported_blocks is not None:
         assert point.predicted_blocks == point.reported_blocks
 
