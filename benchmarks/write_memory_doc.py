@@ -32,8 +32,8 @@ machine (`fit MODEL --calibrate LOG`).
   encoder is not loaded with `--language-model-only`, the MTP head only with MTP. Tables of rotary positions (four
   times the context for multimodal models) and the matrix library's workspace are counted by vLLM as weights too.
 - **Activation** is what one full batch needs at once. The first start of a configuration has an empty
-  torch.compile cache and needs about one vocabulary matrix more (1.8 GiB for Qwen3.5-9B): vLLM lets Inductor benchmark combined
-  kernels, with random inputs of full size.
+  torch.compile cache and needs about one vocabulary matrix more (1.8 GiB for Qwen3.5-9B): vLLM lets Inductor
+  benchmark combined kernels, with random inputs of full size.
 - **Recurrent layers** (gated delta net, Mamba 2) keep a state of fixed size for every sequence instead of keys and
   values. All layers share one pool of equal pages, so the block of the attention layers grows until its page holds
   a state: 528 tokens for Qwen3.5-9B, 544 with two draft tokens, 1056 with an fp8 cache.
@@ -100,7 +100,8 @@ def row(point: Point) -> str:
         seen = "refused" if point.refused else "starts"
         return f"| {point.case} | {gib} | {seen} | {'starts' if point.predicted_fits else 'refused'} | 0 |"
     error = str(point.predicted_tokens - point.reported_tokens)
-    return f"| {point.case} | {gib} | {point.reported_tokens:,}{refused} | {point.predicted_tokens:,}{refused} | {error} |"
+    tokens = f"{point.reported_tokens:,}{refused} | {point.predicted_tokens:,}{refused}"
+    return f"| {point.case} | {gib} | {tokens} | {error} |"
 
 
 def text() -> str:
@@ -111,8 +112,8 @@ def text() -> str:
         families()
         + "\n## Predicted and reported\n\n"
         + "\n".join(table)
-        + "\n\nRows of the same pool or of 4 GiB were answered by vLLM's own code, all others were printed by real "
-        "starts.\n\\* the report names no pool: it was computed back from the tokens, so the row shows that the\n"
+        + "\n\nRows of the same pool or of 4 GiB were answered by vLLM's own code, all others printed by real"
+        " starts.\n\\* the report names no pool: it was computed back from the tokens, so the row shows that the\n"
         "layout can produce this count. A pool printed with two decimals stands for every pool that prints so.\n"
         "\nPools of real starts, predicted beforehand: [measurements/predictions-9b-h200.md]"
         "(measurements/predictions-9b-h200.md).\nOther estimators: "

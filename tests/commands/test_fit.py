@@ -259,15 +259,15 @@ def test_no_card_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
 
 def test_it_is_quick_and_without_torch() -> None:
     code = (
-        "import sys, time, io, contextlib; started = time.perf_counter()\n"
+        "import sys, time, io, contextlib; started = time.process_time()\n"
         "from doctor.cli import main\n"
         "with contextlib.redirect_stdout(io.StringIO()): main(sys.argv[1:])\n"
         "bad = {'torch', 'vllm', 'transformers', 'numpy', 'docker'} & set(sys.modules)\n"
-        "print(time.perf_counter() - started, *bad)"
+        "print(time.process_time() - started, *bad)"
     )
     arguments = ["fit", AWQ, "--gpu", "3090", "--for", "chat", "--json"]
     best = 9.0
-    for _ in range(3):  # the best of three: other tests share the machine
+    for _ in range(3):  # processor time and the best of three: other work may share the machine
         ran = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
         seconds, *heavy = ran.stdout.split()
         assert heavy == []

@@ -50,5 +50,6 @@ def _point(row: dict[str, Any]) -> Point:
         predicted = next(p for n in range(low, high + 1) if (p := at((n + 0.5) * step)).capacity_tokens == tokens)
     return Point(
         row["case"], row["gib"], row.get("inferred", False), row.get("refused", False), tokens, row.get("blocks"),
-        row.get("reported"), row.get("about"), predicted.capacity_tokens, predicted.num_blocks, predicted.fits, possible,
+        row.get("reported"), row.get("about"), predicted.capacity_tokens, predicted.num_blocks, predicted.fits,
+        possible,
     )  # fmt: skip
