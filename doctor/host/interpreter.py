@@ -90,8 +90,12 @@ def choose(host: Host, options: Options) -> Interpreter:
 
 
 def is_own(host: Host, executable: str) -> bool:
-    """True for an interpreter of the doctor's own isolated environment."""
-    return bool(OWN_PREFIX) and _prefix_of(host, executable) == host.realpath(OWN_PREFIX)
+    """True for an interpreter of the doctor's own isolated environment.
+
+    One that holds torch is more than that: somebody put the doctor beside what serves.
+    """
+    own = bool(OWN_PREFIX) and _prefix_of(host, executable) == host.realpath(OWN_PREFIX)
+    return own and not _holds(host, executable, "torch")
 
 
 def _prefix_of(host: Host, executable: str) -> str:
@@ -123,9 +127,9 @@ def _python_in(host: Host, prefix: str) -> str | None:
     return None
 
 
-def _holds_vllm(host: Host, executable: str) -> bool:
+def _holds(host: Host, executable: str, distribution: str) -> bool:
     prefix = os.path.dirname(os.path.dirname(executable))
-    patterns = (f"{prefix}/lib*/python3*/{kind}-packages/vllm-*.dist-info" for kind in ("site", "dist"))
+    patterns = (f"{prefix}/lib*/python3*/{kind}-packages/{distribution}-*.dist-info" for kind in ("site", "dist"))
     return any(host.glob(pattern) for pattern in patterns)
 
 
@@ -135,7 +139,7 @@ def _candidates(host: Host) -> Iterator[tuple[str, str, bool]]:
         prefix = host.env.get(variable)
         found = _python_in(host, prefix) if prefix else None
         if found:
-            yield found, by, _holds_vllm(host, found)
+            yield found, by, _holds(host, found, "vllm")
     script = host.which("vllm")
     found = _interpreter_of(host, script) if script else None
     if found:
@@ -144,10 +148,10 @@ def _candidates(host: Host) -> Iterator[tuple[str, str, bool]]:
         for name in ("python3", "python"):
             path = os.path.join(folder, name)
             if os.path.isabs(path) and host.access(path, os.X_OK) and not host.is_dir(path):
-                yield path, "PATH", _holds_vllm(host, path) and not is_own(host, path)
+                yield path, "PATH", _holds(host, path, "vllm") and not is_own(host, path)
                 break
     if host.exists(sys.executable):
-        yield sys.executable, "this interpreter", _holds_vllm(host, sys.executable)
+        yield sys.executable, "this interpreter", _holds(host, sys.executable, "vllm")
 
 
 def _interpreter_of(host: Host, script: str) -> str | None:

@@ -112,6 +112,17 @@ def test_the_doctors_own_environment_is_not_mistaken_for_vllms(tmp_path: Path) -
     assert (facts.chosen_by, facts.is_doctors_own) == ("PATH", False)
 
 
+def test_a_doctor_that_runs_beside_torch_is_in_the_environment_that_serves(tmp_path: Path) -> None:
+    host = host_with(tmp_path, PATH="/opt/doctor/bin:/usr/bin")
+    site = tc.add_python(host, "/opt/doctor")
+    host.program("/opt/doctor/bin/python3", tc.python_answer("/opt/doctor", sites=(site,)))
+    tc.add_python(host, "/usr")
+    host.program("/usr/bin/python3", tc.python_answer("/usr"))
+    tc.add_torch(host, site)
+    facts = probe(host)
+    assert (facts.executable, facts.chosen_by, facts.is_doctors_own) == ("/opt/doctor/bin/python", "PATH", False)
+
+
 def test_when_only_the_doctors_own_python_exists_it_is_said(tmp_path: Path) -> None:
     host = host_with(tmp_path)
     tc.add_python(host, "/opt/doctor")
