@@ -16,7 +16,7 @@ _GPU = re.compile(r"GPU (\d{1,3}): (.{2,100}?)(?: \(UUID: .*)?$")
 _PIP = re.compile(r"\[pip3?\] ([A-Za-z0-9_.-]{1,80})==([^\s]{1,60})")
 _CONDA = re.compile(r"\[conda\] ([A-Za-z0-9_.-]{1,80})\s+(\d[^\s]{0,60})(?:\s|$)")
 _VARIABLE = re.compile(r"(?:export )?([A-Z][A-Z0-9_]{2,60})=(.{0,400})$")
-_NONE = {"", "n/a", "could not collect", "none", "not set", "command not found"}
+_NONE = {"", "n/a", "no cuda", "could not collect", "none", "not set", "command not found"}
 
 #: Names of a report's lines that are worth an event of their own, because rules reason with them.
 _STARTS = ("Collecting environment information", "PyTorch version", "CUDA used to build PyTorch", "vLLM Version")
@@ -70,7 +70,7 @@ def _event(key: str, value: str, text: str, source: str, number: int) -> Event |
         return Event("shell.gcc", source, text, number, {"major": gcc[-1]})
     if key == "nvidia driver version" and value.lower() in _NONE:
         return Event("report.no-driver-version", source, text, number)
-    if key == "gpu models and configuration" and value.lower() == "could not collect":
+    if key == "gpu models and configuration" and value.lower() in _NONE:
         return Event("report.no-gpu", source, text, number)
     return None
 

@@ -181,6 +181,10 @@ def _figure(name: str, convert: Callable[[str], Any]) -> Callable[[Mapping[str, 
     return reader
 
 
+def _arches(values: Mapping[str, str], source: str, facts: FactBuilder) -> None:
+    facts.put("python", "torch_arches", tuple(re.findall(r"(?:sm|compute)_\w{2,5}", values["list"])), source)
+
+
 def _block(values: Mapping[str, str], source: str, facts: FactBuilder) -> None:
     facts.put("serving", "block_size", int(values["value"]), source, replace=True)
     facts.put("serving", "hybrid", True, source, replace=True)
@@ -248,4 +252,5 @@ _READERS: dict[str, Callable[[Mapping[str, str], str, FactBuilder], None]] = {
     "fact.block-size": _block,
     "fact.free-memory": _free,
     "fact.started": _started,
+    "fact.arch-list": _arches,
 }

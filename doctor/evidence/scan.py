@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 from doctor.evidence.multi import Finder
 from doctor.evidence.signals import Signal, all_signals
@@ -74,6 +76,16 @@ class _Collector:
             known[key] = replace(known[key], count=known[key].count + 1)
         elif len(known) < DISTINCT:
             known[key] = Event(signal.name, f"{self.name}:{line}", text.strip()[:400], line, values)
+
+    def complete(self, signal: Signal, values: dict[str, str], text: str, line: int) -> None:
+        """A passage found in joined lines: new, or one known from its first line alone that now says more."""
+        known = self.found.setdefault(signal.name, {})
+        for key, event in known.items():
+            if line <= (event.line or 0) < line + _WRAPPED_LINES:
+                if len(values) > len(event.values) and event.line == line:
+                    known[key] = replace(event, values=values, text=text.strip()[:400])
+                return
+        self.add(signal, values, text, line)
 
     def saturate(self) -> None:
         """Literals of signals met often enough are dropped from the search."""
@@ -177,39 +189,34 @@ def _lines(block: bytes, first: int) -> Iterator[Line]:
 
 #: Texts with more lines than this are logs written by programs, not pastes that a terminal or a mailer wrapped.
 _MOST_WRAPPED = 20_000
+_WRAPPED_LINES = 6
+_SHORTEST_WRAPPED = 50  # characters; a shorter line was not broken by the width
 
 
 def _joined(collector: _Collector, lines: list[Line]) -> None:
-    """Looks for messages that a narrow terminal or a mailer broke into two or three lines."""
+    """Looks for messages that a narrow terminal or a mailer broke into two, three or four lines."""
     if len(lines) > _MOST_WRAPPED:
         return
-    seen = {(e.signal, e.line) for known in collector.found.values() for e in known.values()}
-    joined: list[tuple[Line, str]] = []
-    for position, item in enumerate(lines):
-        text = item.text.rstrip()
-        if len(text) < 30:
-            continue
-        parts = [text[:1000]]
-        for following in lines[position + 1 : position + 4]:
-            if following.prefixed or not following.text.strip() or len(parts[-1]) < 30:
-                break
-            parts.append(following.text.strip()[:1000])
-            if len(parts) > 1:
-                joined.append((item, " ".join(parts)))
-                joined.append((item, "".join(parts)))
-    buffer = "\n".join(text.replace("\n", " ") for _, text in joined).encode("utf-8", "replace")
-    starts = [0]
-    for _, text in joined:
-        starts.append(starts[-1] + len(text.encode("utf-8", "replace")) + 1)
-    index = 0
-    for at, literal in collector.finder.find(buffer):
-        while starts[index + 1] < at:
-            index += 1
-        item, text = joined[index]
+    joined = list(_windows(lines))
+    encoded = [text.replace("\n", " ").encode("utf-8", "replace") for _, text in joined]
+    starts = list(accumulate((len(text) + 1 for text in encoded), initial=0))
+    for at, literal in collector.finder.find(b"\n".join(encoded)):
+        item, text = joined[bisect_left(starts, at) - 1]
         signal = collector.signals[collector.owners[literal]]
-        if any((signal.name, line) in seen for line in range(item.number, item.number + 4)):
-            continue
         values = signal.values(text[:LONGEST])
         if values is not None:
-            seen.add((signal.name, item.number))
-            collector.add(signal, values, text, item.number)
+            collector.complete(signal, values, text, item.number)
+
+
+def _windows(lines: list[Line]) -> Iterator[tuple[Line, str]]:
+    """Lines joined with those that follow and do not start a message of their own, with and without a blank."""
+    for position, item in enumerate(lines):
+        parts = [item.text.rstrip()[:1000]]
+        before = item
+        for following in lines[position + 1 : position + _WRAPPED_LINES]:
+            if following.prefixed or not following.text.strip() or len(before.raw.rstrip()) < _SHORTEST_WRAPPED:
+                break
+            parts.append(following.text.strip()[:1000])
+            before = following
+            yield item, " ".join(parts)
+            yield item, "".join(parts)

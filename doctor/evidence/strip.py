@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 #: Characters of one line that are looked at. What matters is said in far fewer.
-LONGEST = 4096
+LONGEST = 8192
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,9 @@ _PREFIXES = (
     re.compile(r"\[(?:pod|deployment|service)/[^\]\s]{1,200}\][ \t]"),  # kubectl logs --prefix
     re.compile(r"[\w.-]{1,80}[ \t]+\|[ \t]"),  # docker compose
     re.compile(
-        r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?[ \t]+(?:std(?:out|err) [FP] )?"
+        re.compile(
+            r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?[ \t]+(?:\|[ \t]|std(?:out|err) [FP] )?"
+        ),
     ),
     re.compile(
         r"[A-Z][a-z]{2} {1,2}\d{1,2} \d\d:\d\d:\d\d [\w.-]{1,80} [\w./@() -]{1,80}?(?:\[\d{1,9}\])?: "

@@ -105,6 +105,18 @@ def say(
     return found(cause, sure, summary, dict.fromkeys(rows), fixes=fixes, severity=severity, excludes=excludes)
 
 
+def together(s: Snapshot, *parts: Event | Evidence | None) -> Confidence:
+    """How sure several passages are that prove something only together.
+
+    Proven when all are of one text and nothing shows that the text was put together from several machines or
+    installations; likely otherwise. Without a part (None) it is likely too.
+    """
+    if any(p is None for p in parts) or has(s, "contradiction"):
+        return LIKELY
+    files = {p.source.rpartition(":")[0] for p in parts if p is not None}
+    return PROVEN if len(files) == 1 else LIKELY
+
+
 def number(text: str | None) -> float | None:
     """A figure with thousands commas, or None."""
     try:

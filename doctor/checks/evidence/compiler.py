@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from doctor import catalogue
-from doctor.checks.evidence.common import HINT, LIKELY, PROVEN, events, first, near, rule, say, wsl_sign
+from doctor.checks.evidence.common import HINT, LIKELY, PROVEN, events, first, near, rule, say, together, wsl_sign
 from doctor.checks.packages import install
 from doctor.checks.registry import Result
 from doctor.finding import Remedy, Risk
@@ -58,7 +58,7 @@ def gxx12_missing(s: Snapshot) -> Result:
         major, shown = _compiler_major(s, event)
         if major == 12:
             text = "gcc-12 was called and its C++ front end (cc1plus, of g++-12) is not there"
-            return say("gxx12-missing", PROVEN, text, event, shown, fixes=_install_gxx(s, 12))
+            return say("gxx12-missing", together(s, event, shown), text, event, shown, fixes=_install_gxx(s, 12))
     for event in events(s, "compiler.gxx-not-found"):
         if event.values.get("major") == "12":
             text = "g++-12 was called and is not there"
@@ -80,7 +80,9 @@ def cxx_compiler_missing(s: Snapshot) -> Result:
             continue
         if major:
             text = f"gcc {major} was called and its C++ front end (cc1plus, of g++-{major}) is not there"
-            return say("cxx-compiler-missing", PROVEN, text, event, shown, fixes=_install_gxx(s, major))
+            return say(
+                "cxx-compiler-missing", together(s, event, shown), text, event, shown, fixes=_install_gxx(s, major)
+            )
         text = "the gcc that was called has no C++ front end (cc1plus); its version is not shown"
         return say("cxx-compiler-missing", LIKELY, text, event)
     for event in events(s, "compiler.gxx-not-found"):
@@ -144,7 +146,7 @@ def libcuda_link_name(s: Snapshot) -> Result:
     if event is None or sign is None:
         return None
     text = "the linker does not find libcuda by its plain name; under WSL2 it lies in /usr/lib/wsl/lib"
-    return say("wsl2-libcuda-link-name-missing", PROVEN, text, event, sign)
+    return say("wsl2-libcuda-link-name-missing", together(s, event, sign), text, event, sign)
 
 
 @rule("libcuda-link-name-missing")
@@ -203,7 +205,9 @@ def math_header(s: Snapshot) -> Result:
     known = bool(glibc and tuple(int(p) for p in glibc.split(".")[:2]) >= (2, 41))
     rows = [s.evidence("system.glibc")] if known else []
     text = f"glibc declares {event.values['function']} with noexcept, the CUDA headers without"
-    return say("glibc-cuda-math-header-conflict", PROVEN if known else LIKELY, text, event, *rows)
+    return say(
+        "glibc-cuda-math-header-conflict", together(s, event, *rows) if known else LIKELY, text, event, *rows
+    )
 
 
 @rule("flashqla-stale-build-lock")

@@ -15,6 +15,7 @@ from doctor.checks.evidence.common import (
     ranks,
     rule,
     say,
+    together,
     wsl_sign,
 )
 from doctor.checks.registry import Result
@@ -34,7 +35,7 @@ def toolkit(s: Snapshot) -> Result:
             "docker knows no device driver that gives containers a GPU: the NVIDIA container "
             "toolkit is not in place"
         )
-        return say(cause, PROVEN if absent else LIKELY, text, event, absent)
+        return say(cause, together(s, event, absent), text, event, absent)
     if absent:
         text = "the NVIDIA container toolkit's program is not there"
         asked = first(s, "container.asked-runtime")
@@ -140,7 +141,7 @@ def not_exposed(s: Snapshot) -> Result:
     platform = first(s, "driver.infer-device", "driver.no-platform")
     if inside and library:
         text = "inside the container libcuda.so.1 cannot be loaded: it was started without the GPU"
-        return say(cause, PROVEN if nodes else LIKELY, text, library, inside, nodes, platform)
+        return say(cause, together(s, library, inside, nodes), text, library, inside, nodes, platform)
     if inside and (none or platform) and not has(s, "python.cpu-torch"):
         sure = LIKELY if none else HINT
         return say(cause, sure, "the container sees no GPU", none or platform, inside)
@@ -180,7 +181,7 @@ def shm(s: Snapshot) -> Result:
         return say(cause, LIKELY if attach else PROVEN, text, event, size)
     seen = first(s, "container.shm-python")
     if seen:
-        return say(cause, PROVEN if "No space" in seen.text or "shm" in seen.text else LIKELY, text, seen, size)
+        return say(cause, PROVEN if "No space" in seen.text else LIKELY, text, seen, size)
     small = size and size.values["size"] in ("64M", "64.0M", "65536", "64Mi")
     failed = next(
         (e for e in events(s, "network.nccl-error") if "system" in e.values.get("what", "").lower()), None

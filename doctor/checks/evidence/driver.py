@@ -15,6 +15,7 @@ from doctor.checks.evidence.common import (
     near,
     rule,
     say,
+    together,
     wsl_sign,
 )
 from doctor.checks.registry import Result
@@ -155,7 +156,7 @@ def not_loaded(s: Snapshot) -> Result:
     inside = container_sign(s)
     if event and why:
         text = "the driver's libraries are there, its kernel module is not running"
-        return say(cause, PROVEN, text, event, why)
+        return say(cause, together(s, event, why), text, event, why)
     if event:
         text = "NVML reaches no driver: its kernel module is not running"
         return say(cause, HINT if inside and not has(s, "container.on-host") else LIKELY, text, event)
@@ -195,6 +196,16 @@ def forward_compat(s: Snapshot) -> Result:
     return say("cuda-forward-compat-unsupported", PROVEN, text, *rows)
 
 
+@rule("cuda-driver-combination-unsupported")
+def combination(s: Snapshot) -> Result:
+    """CUDA error 803: the libcuda that was loaded does not fit the kernel module (proven)."""
+    event = first(s, "driver.combination")
+    if event is None:
+        return None
+    text = "the libcuda that was loaded does not fit the driver of the kernel"
+    return say("cuda-driver-combination-unsupported", PROVEN, text, event)
+
+
 @rule("fabric-manager-not-running")
 def fabric_manager(s: Snapshot) -> Result:
     """CUDA error 802, with a sign of NVSwitch or of the fabric's state (proven), without one (likely)."""
@@ -211,7 +222,7 @@ def fabric_manager(s: Snapshot) -> Result:
     if sign and sign.signal == "smi.fabric-state" and sign.values["state"] == "Completed":
         sign = None
     text = "CUDA is not initialised (error 802): on NVSwitch machines the fabric manager must run first"
-    return say("fabric-manager-not-running", PROVEN if sign else LIKELY, text, event, sign)
+    return say("fabric-manager-not-running", together(s, event, sign), text, event, sign)
 
 
 @rule("xid-errors-in-kernel-log", start=False)

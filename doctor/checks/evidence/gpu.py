@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 
 from doctor.catalogue.gpus import lookup
-from doctor.checks.evidence.common import HINT, LIKELY, PROVEN, events, file_of, first, near, rule, say
+from doctor.checks.evidence.common import HINT, LIKELY, PROVEN, events, file_of, first, near, rule, say, together
 from doctor.checks.gpu import serves
 from doctor.checks.registry import Result
+from doctor.facts import GpuFacts
+from doctor.finding import Evidence
 from doctor.snapshot import Event, Snapshot
 
 Capability = tuple[int, int]
@@ -123,7 +125,13 @@ def kernels_missing(s: Snapshot) -> Result:
     for gpu, capability in known:
         if arches and serves(arches, capability):
             text = f"torch has code for {gpu.name or 'this card'} ({_text(capability)}), what was called has none"
-            return say(cause, PROVEN, text, event, s.evidence("python.torch_arches"))
+            return say(
+                cause,
+                together(s, event, s.evidence("python.torch_arches"), _place(s, gpu)),
+                text,
+                event,
+                s.evidence("python.torch_arches"),
+            )
         build = _build(s)
         if capability >= (10, 0) and build and build >= (12, 8):
             text = (
@@ -137,6 +145,10 @@ def kernels_missing(s: Snapshot) -> Result:
             )
             return say(cause, LIKELY, text, event)
     return None
+
+
+def _place(s: Snapshot, gpu: GpuFacts) -> Evidence:
+    return s.evidence(f"gpus[{(s.gpus or ()).index(gpu)}].name")
 
 
 def _capability(gpu: object) -> Capability | None:
@@ -168,6 +180,10 @@ def bfloat16(s: Snapshot) -> Result:
 @rule("quantization-unsupported-gpu")
 def quantization(s: Snapshot) -> Result:
     """vLLM refused the quantisation for the card's capability and named both (proven)."""
+    native = first(s, "gpu.fp8-unsupported")
+    if native:
+        text = "Triton has no FP8 type of this kind on this card (it needs compute capability 8.9)"
+        return say("quantization-unsupported-gpu", PROVEN, text, native)
     event = first(s, "gpu.quant-capability")
     have = _parse(event.values.get("have")) if event else None
     need = _parse(event.values.get("need")) if event else None
@@ -175,6 +191,16 @@ def quantization(s: Snapshot) -> Result:
         return None
     text = f"{event.values['method']} needs compute capability {_text(need)}, this card has {_text(have)}"
     return say("quantization-unsupported-gpu", PROVEN, text, event)
+
+
+@rule("attention-backend-unsupported-gpu")
+def backend(s: Snapshot) -> Result:
+    """A backend was chosen that has no code for this card, or vLLM refused the choice (likely)."""
+    event = first(s, "gpu.backend-unsupported")
+    if event is None:
+        return None
+    text = "the attention or linear backend that was chosen does not work on this card"
+    return say("attention-backend-unsupported-gpu", LIKELY, text, event)
 
 
 @rule("triton-shared-memory-exceeded")

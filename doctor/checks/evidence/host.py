@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from doctor.checks.evidence.common import HINT, LIKELY, PROVEN, events, file_of, first, near, rule, say
+from doctor.checks.evidence.common import HINT, LIKELY, PROVEN, events, file_of, first, near, rule, say, together
 from doctor.checks.evidence.toolkit import is_compiler
 from doctor.checks.registry import Result
 from doctor.snapshot import Event, Snapshot
@@ -42,7 +42,7 @@ def oom_killed(s: Snapshot) -> Result:
     if killed and (status or other):
         return say(
             cause,
-            PROVEN,
+            together(s, killed, other or status),
             "the process was killed and the kernel or its exit status says so",
             killed,
             other or status,

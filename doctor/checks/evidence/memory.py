@@ -19,6 +19,7 @@ from doctor.checks.evidence.common import (
     number,
     rule,
     say,
+    together,
     wsl_sign,
 )
 from doctor.checks.evidence.wsl import roomy
@@ -134,8 +135,8 @@ def no_blocks(s: Snapshot) -> Result:
 
 
 def oom_events(s: Snapshot) -> tuple[Event, ...]:
-    """Out-of-memory errors of torch, CUDA and cuBLAS."""
-    return events(s, "memory.oom", "memory.oom-old")
+    """Out-of-memory errors of torch, CUDA and cuBLAS; those with figures first."""
+    return tuple(sorted(events(s, "memory.oom", "memory.oom-old"), key=lambda e: "free" not in e.values))
 
 
 def _loading(s: Snapshot, event: Event) -> Event | None:
@@ -172,7 +173,8 @@ def weights(s: Snapshot) -> Result:
             text += f": {free:.2f} of {total:.1f} GiB free"
         almost = free is not None and free < 0.5
         expandable = any(e.values["value"].lower() in ("true", "1") for e in events(s, "wsl.expandable"))
-        sure = PROVEN if almost and not others and not (wsl_sign(s) and expandable) else LIKELY
+        clear = almost and not others and not (wsl_sign(s) and expandable)
+        sure = together(s, event, while_loading) if clear else LIKELY
         return say(cause, sure, text, event, while_loading)
     return None
 

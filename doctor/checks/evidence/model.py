@@ -17,6 +17,7 @@ from doctor.checks.evidence.common import (
     number,
     rule,
     say,
+    together,
 )
 from doctor.checks.registry import Result
 from doctor.finding import Remedy, Risk
@@ -84,7 +85,7 @@ def align_block(s: Snapshot) -> Result:
             f"{serving.max_num_batched_tokens}"
         )
         rows = [s.evidence("serving.block_size"), s.evidence("serving.max_num_batched_tokens")]
-        return say(cause, PROVEN if waits else LIKELY, text, *rows, waits)
+        return say(cause, together(s, *rows, waits), text, *rows, waits)
     return None
 
 
@@ -161,7 +162,8 @@ def gdn_launch(s: Snapshot) -> Result:
             text = (
                 f"CUDA failed ({event.values['what']}) in {frame.values['function']} with speculative decoding on"
             )
-            return say(cause, PROVEN, text, event, frame, s.evidence("serving.speculative_tokens"))
+            tokens = s.evidence("serving.speculative_tokens")
+            return say(cause, together(s, event, frame, tokens), text, event, frame, tokens)
         if frame:
             return say(
                 cause, LIKELY, f"CUDA failed ({event.values['what']}) in {frame.values['function']}", event, frame

@@ -13,6 +13,7 @@ from doctor.checks.evidence.common import (
     ranks,
     rule,
     say,
+    together,
     wsl_sign,
 )
 from doctor.checks.evidence.container import SHM
@@ -44,7 +45,7 @@ def p2p_hang(s: Snapshot) -> Result:
         initial = timeout.values.get("seq") == "1"
         sure = LIKELY if initial and not others else HINT
         if initial and not others and s.is_wsl is False and ranks(s) > 1:
-            sure = PROVEN
+            sure = together(s, timeout, s.evidence("wsl.version"))
         which = "the first collective" if initial else "a collective"
         return say(cause, sure, f"{which} between {max(ranks(s), 2)} ranks never ended", timeout)
     test = first(s, "network.p2p-test")
@@ -68,7 +69,7 @@ def resolution(s: Snapshot) -> Result:
         if _about_hub(s, event):
             return say(
                 cause,
-                PROVEN if "bare" in event.values else LIKELY,
+                LIKELY,
                 "the name of the model hub does not resolve",
                 event,
             )

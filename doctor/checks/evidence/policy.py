@@ -26,14 +26,29 @@ _NEEDS_NO_CUDA = frozenset({"driver-too-old-for-cuda-build", "cpu-only-torch"})
 
 def limit(finding: Finding, s: Snapshot) -> Finding:
     """The finding as sure as a text allows."""
-    if finding.confidence is PROVEN and finding.id not in _STAY_PROVEN:
+    if finding.confidence is PROVEN and (finding.id not in _STAY_PROVEN or not _one_passage(finding)):
         finding = replace(finding, confidence=LIKELY)
     if finding.id in _NEEDS_NO_CUDA:
-        worked = next((e for e in events(s, "report.cuda-available") if e.values["value"] == "True"), None)
+        available = events(s, "report.cuda-available")
+        worked = next((e for e in available if e.values["value"] == "True"), None)
         if worked:
-            finding = lower(lower(finding, "yet CUDA was available", quote(worked)), "so this is unsure")
+            return lower(lower(finding, "yet CUDA was available", quote(worked)), "so this is unsure")
+        if not available and finding.confidence is PROVEN:
+            finding = replace(finding, confidence=LIKELY)  # that CUDA failed is not shown
     used = {row.fact for row in finding.evidence}
     for event in events(s, "contradiction"):
         if event.values["fact"] in used:
             return lower(finding, f"the texts contradict each other: {event.text}", quote(event))
     return finding
+
+
+#: Lines of a report that belong together; facts further apart may be of different machines.
+_PASSAGE = 120
+
+
+def _one_passage(finding: Finding) -> bool:
+    """Whether all facts that the finding rests on stand near each other in one text."""
+    places = [row.source.split(" ", 1)[0].rpartition(":") for row in finding.evidence]
+    known = [(name, int(line)) for name, _, line in places if name and line.isdigit()]
+    lines = [line for _, line in known]
+    return len({name for name, _ in known}) <= 1 and (not lines or max(lines) - min(lines) <= _PASSAGE)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
-from doctor.checks.evidence.common import HINT, LIKELY, PROVEN, events, first, has, near, rule, say
+from doctor import catalogue
+from doctor.checks.evidence.common import HINT, LIKELY, PROVEN, events, first, has, near, rule, say, together
 from doctor.checks.registry import Result
+from doctor.finding import Remedy, Risk
 from doctor.snapshot import Event, Snapshot
 
 #: Model families newer than most installations: a name of theirs that is missing means "too old".
@@ -21,6 +23,10 @@ _REMOVED_IN_5 = re.compile(
 )
 
 
+#: A mangled name in one of torch's namespaces, or a function of its stable C interface.
+_TORCH_SYMBOL = re.compile(r"_Z(?:T[IVSTW])?N?[KVr]*(?:2at|3c10|5torch|6caffe2)|aoti_torch_|torch_")
+
+
 def _major(text: str | None) -> int | None:
     found = re.match(r"(\d+)", text or "")
     return int(found[1]) if found else None
@@ -33,7 +39,8 @@ def transformers_old(s: Snapshot) -> Result:
     for event in events(s, "python.model-type"):
         kind = event.values.get("type")
         if "KeyError" in event.text:
-            sure = PROVEN if kind and has(s, "python.transformers-frame") else LIKELY
+            frame = near(s, event, {"python.transformers-frame"}, before=12, after=2)
+            sure = together(s, event, frame) if kind else LIKELY
             return say(cause, sure, f"the model type {kind} is not in the registry of what is installed", event)
         version = (s.serving.vllm if s.serving else None) or (s.python.vllm if s.python else None)
         what = f"vLLM {version} and its transformers do" if version else "what is installed does"
@@ -104,7 +111,7 @@ def torch_abi(s: Snapshot) -> Result:
     cause = "torch-abi-mismatch"
     for event in events(s, "python.undefined-symbol"):
         file, symbol = event.values.get("file", "").rsplit("/", 1)[-1], event.values["symbol"]
-        torch = re.search(r"torch|c10|\d(?:at|c10|caffe2)\d?|2at|3c10|aoti", symbol) is not None
+        torch = _TORCH_SYMBOL.match(symbol) is not None
         ours = "vllm" in event.values.get("file", "") or file.startswith("_C")
         if torch:
             text = f"{file or 'a compiled module'} was built against another torch: {symbol[:60]} is missing"
@@ -138,7 +145,7 @@ def cuda_majors(s: Snapshot) -> Result:
         text = f"{library}.so.{major} is missing: something installed is built for CUDA {major}"
         if theirs and theirs != major:
             text += f", torch is built for CUDA {torch}"
-            return say(cause, PROVEN, text, event, s.evidence("python.torch_cuda"))
+            return say(cause, LIKELY, text, event, s.evidence("python.torch_cuda"))
         return say(cause, HINT if theirs == major else LIKELY, text, event)
     return None
 
@@ -180,23 +187,23 @@ def cpu_torch(s: Snapshot) -> Result:
         if "version" in event.values
         else "this torch is built without CUDA"
     )
-    return say(cause, PROVEN if card else LIKELY, text, event, *rows)
+    return say(cause, together(s, event, *rows) if card else LIKELY, text, event, *rows)
 
 
 @rule("deepgemm-not-installed")
 def deepgemm(s: Snapshot) -> Result:
-    """A worker said that the DeepGEMM backend is not there (proven)."""
+    """A worker said that the DeepGEMM backend is not there (proven). Only sparse attention needs it."""
     event = first(s, "python.deepgemm-missing")
     if event is None:
         return None
     model = first(s, "python.sparse-model")
-    return say(
-        "deepgemm-not-installed",
-        PROVEN,
-        "the model needs DeepGEMM, and this environment has none that fits",
-        event,
-        model,
-    )
+    text = "DeepGEMM was asked for, and this environment has none that fits"
+    if model:
+        text = f"{model.values['name']} needs DeepGEMM, and this environment has none that fits"
+        return say("deepgemm-not-installed", PROVEN, text, event, model)
+    off = Remedy("Set VLLM_USE_DEEP_GEMM=0: only models with sparse attention need it", True, risk=Risk.SAFE)
+    fixes = (off, *catalogue.cause("deepgemm-not-installed").remedies)
+    return say("deepgemm-not-installed", PROVEN, text, event, fixes=fixes)
 
 
 @rule("pynvml-shim-installed", start=False)

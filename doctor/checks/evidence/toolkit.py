@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-from doctor.checks.evidence.common import HINT, LIKELY, PROVEN, events, first, has, near, rule, say
+from doctor.checks.evidence.common import HINT, LIKELY, PROVEN, events, first, has, near, rule, say, together
 from doctor.checks.registry import Result
 from doctor.snapshot import Event, Snapshot
 
@@ -14,8 +14,9 @@ from doctor.snapshot import Event, Snapshot
 def nvcc_missing(s: Snapshot) -> Result:
     """Something that compiles kernels looked for nvcc and did not find it (proven).
 
-    ``nvcc: command not found`` of a person's own shell is a hint only: the process may see another PATH. CMake
-    without a CUDA compiler counts only when no other compiler error explains it.
+    ``nvcc: command not found`` of a person's own shell is a hint only: the process may see another PATH. So is an
+    nvcc that works there beside one that was not found. CMake without a CUDA compiler counts only when no other
+    compiler error explains it.
     """
     shell: Event | None = None
     for event in events(s, "compiler.nvcc-missing"):
@@ -24,7 +25,8 @@ def nvcc_missing(s: Snapshot) -> Result:
             text = (
                 f"{path} was called and is not there" if path else "kernels must be compiled and no nvcc was found"
             )
-            return say("nvcc-missing", PROVEN, text, event)
+            works = None if path or "exist" in event.text else first(s, "shell.nvcc")
+            return say("nvcc-missing", LIKELY if works else PROVEN, text, event, works)
         shell = shell or event
     warned = first(s, "compiler.cuda-home-warning")
     if warned:
@@ -148,7 +150,7 @@ def build_jobs(s: Snapshot) -> Result:
     if killed:
         other = first(s, "host.oom-kill", "host.oomkilled-state")
         text = f"{killed.values.get('program', 'a compiler')} was killed while building"
-        return say("build-jobs-exhaust-memory", PROVEN if other else LIKELY, text, killed, other)
+        return say("build-jobs-exhaust-memory", together(s, killed, other), text, killed, other)
     return None
 
 

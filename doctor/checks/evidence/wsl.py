@@ -16,6 +16,7 @@ from doctor.checks.evidence.common import (
     ranks,
     rule,
     say,
+    together,
     wsl_sign,
 )
 from doctor.checks.registry import Result
@@ -32,7 +33,7 @@ def uva(s: Snapshot) -> Result:
     text = "the V2 model runner needs pinned host memory, which vLLM leaves off under WSL2"
     if sign is None:
         text = "the V2 model runner needs pinned host memory, which is off here; under WSL2 vLLM leaves it off"
-    return say("wsl2-uva-unavailable", PROVEN if sign else LIKELY, text, event, sign)
+    return say("wsl2-uva-unavailable", together(s, event, sign), text, event, sign)
 
 
 @rule("wsl2-pin-memory-off", start=False)
@@ -53,7 +54,7 @@ def nvml_fork(s: Snapshot) -> Result:
         frame = near(s, event, {"driver.nvml-frame"}, before=25, after=2)
         text = "NVML was initialised again in a forked process, which WSL2 answers with Not Supported"
         if sign and frame:
-            return say("wsl2-nvml-fork-unsupported", PROVEN, text, event, frame, sign)
+            return say("wsl2-nvml-fork-unsupported", together(s, event, frame, sign), text, event, frame, sign)
         if sign or frame:
             return say("wsl2-nvml-fork-unsupported", LIKELY if sign else HINT, text, event, frame, sign)
     return None
@@ -84,7 +85,16 @@ def expandable_segments(s: Snapshot) -> Result:
     fixes = catalogue.cause(cause).remedies
     if failure and setting:
         text = "expandable_segments is on under WSL2 and the first large allocation failed" + _room(oom)
-        return say(cause, PROVEN, text, failure, setting, sign, refused, fixes=fixes)
+        return say(
+            cause,
+            together(s, failure, setting, sign or refused),
+            text,
+            failure,
+            setting,
+            sign,
+            refused,
+            fixes=fixes,
+        )
     if refused and failure:
         text = (
             f"WSL2's GPU driver refused to make memory resident ({refused.values['code']}) and CUDA "
@@ -125,7 +135,7 @@ def libcuda_loader_path(s: Snapshot) -> Result:
     event = first(s, "network.nccl-libcuda")
     if event:
         text = "libcuda.so is not found by its plain name; under WSL2 it lies in /usr/lib/wsl/lib"
-        return say("wsl2-libcuda-not-on-loader-path", PROVEN, text, event, sign)
+        return say("wsl2-libcuda-not-on-loader-path", together(s, event, sign), text, event, sign)
     soname = first(s, "driver.libcuda-missing")
     if soname and container_sign(s) is None:
         text = "libcuda.so.1 is not found; under WSL2 it lies in /usr/lib/wsl/lib"
@@ -135,14 +145,17 @@ def libcuda_loader_path(s: Snapshot) -> Result:
 
 @rule("wsl2-multi-gpu-p2p-unreliable")
 def multi_gpu(s: Snapshot) -> Result:
-    """Several ranks under WSL: the log ends at the P2P probe (proven), they wait or NCCL failed (less sure)."""
+    """Several ranks under WSL: the log ends at the P2P probe, they wait (likely), or NCCL failed (a hint).
+
+    That nothing followed is never proven by a text: it may be cut.
+    """
     cause, sign = "wsl2-multi-gpu-p2p-unreliable", wsl_sign(s)
     if sign is None or ranks(s) < 2:
         return None
     probe = next(iter(reversed(events(s, "vllm.p2p-probe"))), None)
     if probe and _is_last(s, probe):
         text = f"{ranks(s)} ranks under WSL2, and the log ends at the test of transfers between cards"
-        return say(cause, PROVEN, text, probe, sign)
+        return say(cause, LIKELY, text, probe, sign)
     waited = first(s, "network.nccl-timeout", "vllm.broadcast-wait")
     if waited:
         text = f"{ranks(s)} ranks under WSL2 wait for each other"
@@ -170,7 +183,9 @@ def windows_drive(s: Snapshot) -> Result:
     path = event.values["path"]
     if sign and slow >= 60:
         text = f"{path} is a Windows drive, and a shard takes {slow:.0f} s"
-        return say("wsl2-model-on-windows-drive", PROVEN, text, event, first(s, "vllm.loading"), sign)
+        return say(
+            "wsl2-model-on-windows-drive", together(s, event, sign), text, event, first(s, "vllm.loading"), sign
+        )
     if slow >= 15:
         text = f"{path} is a Windows drive, and a shard takes {slow:.0f} s"
         return say("wsl2-model-on-windows-drive", LIKELY, text, event, sign)
@@ -200,7 +215,8 @@ def windows_support(s: Snapshot) -> Result:
     build = s.wsl.windows_build if s.wsl else None
     if build and build < 19_044 and (missing or adapters):
         text = f"Windows is build {build}; GPU access of WSL2 needs 19044 (21H2) or later"
-        return say(cause, PROVEN, text, missing or adapters, s.evidence("wsl.windows_build"))
+        build_row = s.evidence("wsl.windows_build")
+        return say(cause, together(s, missing or adapters, build_row), text, missing or adapters, build_row)
     if adapters and (s.wsl is None or s.wsl.version != 1):
         return say(cause, LIKELY, "WSL was recognised and Windows shows it no GPU adapter", adapters)
     windows = first(s, "shell.windows", "container.docker-desktop")
@@ -226,9 +242,8 @@ def linux_driver(s: Snapshot) -> Result:
     )
     if stray and container_sign(s) is None:
         text = f"the loader takes {getattr(s.wsl, stray)} instead of the library in /usr/lib/wsl/lib"
-        return say(
-            "wsl2-linux-driver-installed", PROVEN if odd else LIKELY, text, s.evidence(f"wsl.{stray}"), odd, sign
-        )
+        path = s.evidence(f"wsl.{stray}")
+        return say("wsl2-linux-driver-installed", together(s, path, odd, sign), text, path, odd, sign)
     if odd:
         text = "NVML gives no sensible answer under WSL2, as when a Linux driver hides the one of Windows"
         return say("wsl2-linux-driver-installed", HINT, text, odd, sign)
