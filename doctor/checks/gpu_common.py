@@ -61,13 +61,18 @@ class Room:
         """The share of vLLM's own CUDA context that ``free`` does not yet reflect: lowest and highest."""
         return (0, 0) if self.with_context else (0, CONTEXT_BYTES)
 
+    @property
+    def left(self) -> int:
+        """Free bytes that vLLM is sure to find once it has made its own context."""
+        return self.free - self.context[1]
+
     def figures(self) -> str:
         """ "20.81 of 22.00 GiB"."""
         return f"{self.free / GIB:.2f} of {self.total / GIB:.2f} GiB"
 
 
-#: The largest share of a fresh CUDA context seen: an H200 had 139.80 GiB free before and 139.29 GiB in
-#: vLLM's first measurement. Smaller cards take less; ``check --deep`` measures it.
+#: The largest share of a fresh CUDA context seen: an H200 had 139.80 GiB free before, 139.29 GiB in a bare
+#: context and in vLLM's first measurement alike. Other cards may differ; ``check --deep`` measures it.
 CONTEXT_BYTES = round(0.51 * GIB)
 
 

@@ -105,8 +105,9 @@ def usable_vram_fraction(s: Snapshot) -> Finding | Skipped | None:
     """Tells the highest and the recommended --gpu-memory-utilization for the memory that is free now.
 
     Reasoning: vLLM refuses when ceil(total x fraction) is above the free bytes that CUDA reports after
-    its own context (read in vLLM 0.19.1 to 0.33). It allocates after profiling too, so the recommended
-    fraction leaves half a GiB. Always fires when memory is known; it is no fault.
+    its own context (read in vLLM 0.19.1 to 0.33). Where free was read outside a context, the largest
+    context seen is taken off first. vLLM allocates after profiling too, so the recommended fraction
+    leaves half a GiB more. Always fires when memory is known; it is no fault.
     """
     if s.origin != "host":
         return Skipped("usable-vram-fraction", _NOT_LIVE)
@@ -117,10 +118,17 @@ def usable_vram_fraction(s: Snapshot) -> Finding | Skipped | None:
     texts: list[str] = []
     evidence: list[Evidence] = []
     for r in rooms:
-        highest, recommended = highest_utilization(r.total, r.free), recommended_utilization(r.total, r.free)
+        highest, sure = highest_utilization(r.total, r.free), highest_utilization(r.total, r.left)
+        recommended = recommended_utilization(r.total, r.left)
+        unsure = (
+            f" (or {sure:.2f}: vLLM's own CUDA context takes up to {r.context[1] / GIB:.2f} GiB of it, "
+            "check --deep measures it)"
+            if sure < highest
+            else ""
+        )
         prefix = f"{label(r.gpu)}: " if len(rooms) > 1 else ""
         texts.append(
-            f"{prefix}{r.figures()} free: {highest:.2f} is the highest --gpu-memory-utilization that starts, "
+            f"{prefix}{r.figures()} free: {highest:.2f} is the highest --gpu-memory-utilization that starts{unsure}, "
             f"{recommended:.2f} is recommended"
         )
         evidence += _evidence(s, r)
@@ -129,8 +137,8 @@ def usable_vram_fraction(s: Snapshot) -> Finding | Skipped | None:
         evidence.append(
             Evidence("recommended fraction", f"{recommended:.2f}", f"{RESERVE_BYTES / GIB:.1f} GiB less than free")
         )
-    best = max(rooms, key=lambda r: r.free)
-    value = recommended_utilization(best.total, best.free)
+    best = max(rooms, key=lambda r: r.left)
+    value = recommended_utilization(best.total, best.left)
     use = Remedy(f"Start vLLM with --gpu-memory-utilization {value:.2f}", risk=Risk.SAFE)
     return found(
         "usable-vram-fraction", Confidence.PROVEN, "; ".join(texts), evidence, fixes=[use] if value else []
@@ -176,12 +184,13 @@ def util_above_free_memory(s: Snapshot) -> Finding | Skipped | None:
 def _too_little(s: Snapshot, r: Room, fraction: float, words: str, confidence: Confidence) -> Finding:
     wanted = requested_bytes(r.total, fraction)
     highest = highest_utilization(r.total, r.free)
-    advised = recommended_utilization(r.total, r.free)
+    does = "does" if highest == highest_utilization(r.total, r.left) else "may"
+    advised = recommended_utilization(r.total, r.left)
     if confidence is Confidence.PROVEN:
         summary = (
             f"{label(r.gpu)}: {words} wants {wanted / GIB:.2f} GiB and does not start now, "
             f"{r.figures()} are free (short of {(wanted - r.free) / GIB:.2f} GiB); "
-            + (f"{highest:.2f} does, {advised:.2f} is recommended" if highest else "no fraction does")
+            + (f"{highest:.2f} {does}, {advised:.2f} is recommended" if highest else "no fraction does")
         )
     else:
         summary = (
