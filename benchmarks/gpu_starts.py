@@ -23,10 +23,11 @@ from typing import Any
 
 #: Log lines worth keeping: figures and versions, no paths or names of the machine.
 KEY = re.compile(
-    r"Model loading took|Available KV cache memory|GPU KV cache size|Maximum concurrency|Free memory on device|"
-    r"torch.compile took|Directly load|Graph capturing finished|CUDA graph pool memory|"
-    r"Setting attention block size|Padding mamba page|padding layers|init engine|Kernel JIT|kernel JIT compilation|SpecDecoding metrics|"
-    r"Resolved architecture|Estimated CUDA graph|Using .{1,40} backend"
+    r"Model loading took|Available KV cache memory|GPU KV cache size|Maximum concurrency|"
+    r"Free memory on device|torch.compile took|Directly load|Graph capturing finished|"
+    r"CUDA graph pool memory|Setting attention block size|Padding mamba page|padding layers|init engine|"
+    r"Kernel JIT|kernel JIT compilation|SpecDecoding metrics|Resolved architecture|Estimated CUDA graph|"
+    r"Using .{1,40} backend"
 )
 _PREFIX = re.compile(r"^.{0,120}?\] ")
 
