@@ -32,8 +32,8 @@ machine (`fit MODEL --calibrate LOG`).
   encoder is not loaded with `--language-model-only`, the MTP head only with MTP. Tables of rotary positions (four
   times the context for multimodal models) and the matrix library's workspace are counted by vLLM as weights too.
 - **Activation** is what one full batch needs at once. The first start of a configuration has an empty
-  torch.compile cache and needs about one vocabulary matrix more (1.8 GiB for Qwen3.5-9B): vLLM lets Inductor
-  benchmark combined kernels, with random inputs of full size.
+  torch.compile cache and needs about one vocabulary matrix more (1.8 GiB for Qwen3.5-9B, measured with
+  0.26.0; what allocates it is not known). It does not grow with the batch, and every later start has it back.
 - **Recurrent layers** (gated delta net, Mamba 2) keep a state of fixed size for every sequence instead of keys and
   values. All layers share one pool of equal pages, so the block of the attention layers grows until its page holds
   a state: 528 tokens for Qwen3.5-9B, 544 with two draft tokens, 1056 with an fp8 cache.

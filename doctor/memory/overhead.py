@@ -97,12 +97,17 @@ def _activation(data: dict[str, Any], shape: ModelShape, weights: Weights, optio
     # logits in float32, one row for each sequence and draft token
     rows = options.max_num_seqs * (1 + options.draft_tokens)
     peak = forward.largest(_span(data["sampler_copies"], rows * shape.vocabulary * 4))
-    draft = _span(data["draft_hidden_copies"], tokens * hidden_bytes if options.draft_tokens else 0)
-    peak += draft
-    if compiled is Compile.COLD and version.combo_kernel_benchmark:
+    per_hidden = tokens * hidden_bytes
+    drafting = options.draft_tokens > 0
+    peak += _span(data["draft_hidden_copies"], per_hidden if drafting else 0)
+    if compiled is Compile.COLD:
         table_bytes = (weights.embedding or weights.head) // options.tp
-        compiling = _span([1, 1, 1], table_bytes) + _span(data["cold_constant_bytes"]) + draft
-        peak = peak.largest(compiling + _span(data["cold_hidden_copies"], tokens * hidden_bytes))
+        compiling = _span([1, 1, 1], table_bytes) + _span(data["cold_constant_bytes"])
+        compiling += _span(data["cold_hidden_copies"], per_hidden)
+        compiling += _span(data["cold_draft_hidden_copies"], per_hidden if drafting else 0)
+        if version.version not in data["cold_measured_with"]:
+            compiling = Span(0, compiling.likely, compiling.high)  # likely the same, not certain
+        peak = peak.largest(compiling)
     if vision:
         peak += _span(data["vision_bytes"])
     return peak
@@ -112,8 +117,10 @@ def capture_sizes(options: KvOptions) -> int:
     """How many CUDA graphs vLLM captures: mixed batches and whole decode steps."""
     step = 1 + options.draft_tokens
     largest = min(options.max_num_seqs * step * 2, 512)
-    sizes = [s for s in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)) if s <= largest]
-    decode = [s for s in sizes if s <= options.max_num_seqs * step]
+    plain = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
+    # with drafts a step has 1 + K tokens for each sequence, and sizes are rounded up to whole steps
+    sizes = {size for s in plain if (size := -(-s // step) * step) <= largest}
+    decode = {size for size in sizes if size <= options.max_num_seqs * step}
     return max(1, len(sizes)) + max(1, len(decode))
 
 
@@ -130,4 +137,6 @@ def _rounding(data: dict[str, Any], options: KvOptions, capability: tuple[int, i
     span = _span([1, 1, 1], workspaces["9.0" if large else "0"]) + _span(data["rounding_bytes"])
     if options.draft_tokens:
         span += _span(data["draft_rounding_bytes"])
+    if _quantised(options):
+        span += _span(data["quantised_kv_rounding_bytes"])
     return span

@@ -29,7 +29,6 @@ class Switches:
     mamba2_checkpoint_blocks: int
     in_flight_batches: int
     merges_mergeable_specs: bool
-    combo_kernel_benchmark: bool
     checks_sequences_against_states: bool
     size_log: str
     extrapolated: bool = False
