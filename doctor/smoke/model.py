@@ -71,7 +71,7 @@ def _missing(host: Host, given: str, path: str) -> str:
     while not host.exists(parent) and parent != "/":
         parent = os.path.dirname(parent)
     near = [n for n in host.listdir(parent) if host.exists(f"{parent}/{n}/config.json")][:3]
-    return f"{path} does not exist" + (f"; {parent} has {', '.join(near)}" if near else f" (as far as {parent})")
+    return f"{path} does not exist" + (f"; {parent} has {', '.join(near)}" if near else f" ({parent} does)")
 
 
 def _cached(host: Host, name: str) -> str | None:
