@@ -72,7 +72,7 @@ class ToolchainFacts:
     cuda_home: str | None = None  # as torch's extension builder resolves it ("" = none)
     python_h: str | None = None  # absolute path of Python.h of the interpreter that runs vLLM ("" = missing)
     python_include: str | None = None  # folder it is expected in
-    nvcc_host: str | None = None  # host compiler that nvcc calls: CC (torch passes it), NVCC_CCBIN, else gcc on PATH
+    nvcc_host: str | None = None  # host compiler nvcc calls: CC (torch passes it), NVCC_CCBIN, else gcc on PATH
     nvcc_host_by: str | None = None  # "CC", "NVCC_CCBIN", "PATH"
     cc1plus_on_path: str | None = None  # a cc1plus that execvp would find ("" = none)
     triton_ptxas: tuple[Ptxas, ...] | None = None
