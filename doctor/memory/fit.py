@@ -150,7 +150,10 @@ def _verdict(card: Card, start: Start, first: Prediction, later: Prediction, sup
     if first.low.fits:
         return True, ""
     if later.high.fits and not first.likely.fits and later.likely.fits:
-        return None, "it fits once the compile cache is warm; the first start has less memory and may refuse"
+        return None, (
+            "it fits once the compile cache is warm; the first start has less memory and may refuse, but vLLM "
+            "keeps what it compiled before that check: start it once more"
+        )
     if later.high.fits:
         return None, "it is within the uncertainty of the prediction"
     if later.available.high <= 0:
