@@ -54,14 +54,17 @@ def run(args: argparse.Namespace) -> int:
     from doctor.host import LocalHost
     from doctor.report import json_report
     from doctor.report.progress import Progress
+    from doctor.report.redact import Redactor
     from doctor.smoke.answer import as_json
-    from doctor.smoke.run import remove_log, run_smoke
+    from doctor.smoke.run import redact, remove_log, run_smoke
 
     with Progress("smoke test") as progress:
         result = run_smoke(options, LocalHost(), progress.update)
     remove_log(result, options)
+    redactor = Redactor.of_this_host()
+    redact(result, redactor)
     judgement = result.judgement
-    answer = json_report.render("smoke", judgement, None, {"smoke": as_json(result)})
+    answer = json_report.render("smoke", judgement, None, {"smoke": redactor.value(as_json(result))})
     if options.out is not None:
         _save(options.out / "smoke.json", answer)
     if args.json:

@@ -9,11 +9,15 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import re
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from enum import Enum
+from typing import Any, TypeVar, cast
 
 from doctor.codec import decode, encode
 from doctor.snapshot import Snapshot
+
+_T = TypeVar("_T")
 
 #: Names that say nothing about a person or a machine, or that would tear technical text apart.
 _COMMON = frozenset(
@@ -124,6 +128,36 @@ class Redactor:
         text = _UUID.sub(self._uuid, text)
         text = _IPV4.sub(_address, text)
         return _IPV6.sub(_address, text)
+
+    def arguments(self, argv: Iterable[str]) -> tuple[str, ...]:
+        """A command line without secrets, also where ``--api-key`` and its value are two arguments."""
+        out: list[str] = []
+        secret = False
+        for argument in argv:
+            out.append("<secret>" if secret and not argument.startswith("-") else self.text(argument))
+            secret = re.fullmatch(rf"--{_SENSITIVE}", argument, re.I) is not None
+        return tuple(out)
+
+    def value_of(self, item: _T) -> _T:
+        """A dataclass, tuple, list, dict or string of the same form with every string redacted."""
+        return cast(_T, self._copy(item))
+
+    def _copy(self, item: Any) -> Any:
+        if isinstance(item, Enum):
+            return item
+        if isinstance(item, str):
+            return self.text(item)
+        if isinstance(item, tuple):
+            if item and all(isinstance(i, str) for i in item):
+                return self.arguments(item)
+            return tuple(self._copy(i) for i in item)
+        if isinstance(item, list):
+            return [self._copy(i) for i in item]
+        if isinstance(item, Mapping):
+            return {k: self._secret(k, v) if isinstance(v, str) else self._copy(v) for k, v in item.items()}
+        if is_dataclass(item) and not isinstance(item, type):
+            return replace(item, **{f.name: self._copy(getattr(item, f.name)) for f in fields(item) if f.init})
+        return item
 
     def snapshot(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot with every string redacted; package versions are left as they are."""

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from doctor.finding import Verdict
+from doctor.report.redact import Redactor
 from doctor.report.terminal import console, finding_view, verdict_mark
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def _print_tail(result: SmokeResult, out: Console, verbose: bool) -> None:
         env = " ".join(f"{k}={shlex.quote(v)}" for k, v in result.command.env.items())
         lines.append(f"command: {env} {shlex.join(result.command.argv)}")
     if result.log is not None and result.log.exists():
-        lines.append(f"log: {result.log}")
+        lines.append(f"log: {Redactor.of_this_host().text(str(result.log))}")
     if lines:
         out.print()
         for line in lines:

@@ -51,6 +51,11 @@ class Settings:
             raise DoctorError(f"--speculative-config is not a JSON object: {given}") from None
 
     @property
+    def random_weights(self) -> bool:
+        """Whether the server makes weights up instead of reading them: its text then says nothing."""
+        return option(self.extra, "--load-format") == "dummy"
+
+    @property
     def prefix_caching(self) -> bool:
         """Whether prefix caching is on after the user's own arguments."""
         return "--no-enable-prefix-caching" not in self.extra

@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from doctor.checks.registry import Judgement, fold
 from doctor.errors import DoctorError
 from doctor.finding import Finding, Skipped, Verdict, order, verdict
 from doctor.host import Host
 from doctor.serve.client import Client
-from doctor.serve.command import SERVED_NAME, ServeCommand, Settings, build, check_extra, option
+from doctor.serve.command import SERVED_NAME, ServeCommand, Settings, build, check_extra
 from doctor.serve.environment import VllmEnvironment, locate
 from doctor.serve.log import LogFollower
 from doctor.serve.server import Server
@@ -23,6 +24,9 @@ from doctor.smoke import ending, preflight
 from doctor.smoke.model import ModelInfo, inspect
 from doctor.smoke.options import CPU_MAX_MODEL_LEN, DEFAULT_MAX_MODEL_LEN, DEFAULT_UTILIZATION, SmokeOptions
 from doctor.smoke.probes import ABSTAIN, FAIL, PASS, Result, Session, all_probes
+
+if TYPE_CHECKING:
+    from doctor.report.redact import Redactor
 
 #: Seconds a server gets to end by itself after an answer that was not whole: its log then has the cause.
 _DEATH_WAIT_S = 10.0
@@ -65,7 +69,7 @@ def run_smoke(options: SmokeOptions, host: Host, say: Say) -> SmokeResult:
     result = SmokeResult(model, environment)
     wanted = _settings(options, environment, model)
     causes = [preflight.model_invalid(model), preflight.vllm_missing(environment)]
-    if model.problem is None and option(options.serve_args, "--load-format") != "dummy":
+    if model.problem is None and not wanted.random_weights:
         causes.append(preflight.weights_damaged(host, model))
     if options.port is not None:
         causes.append(preflight.port_taken(host, options.port))
@@ -140,6 +144,7 @@ def _serve(options: SmokeOptions, result: SmokeResult, wanted: Settings, server:
         draft_tokens=wanted.draft_tokens,
         prefix_caching=wanted.prefix_caching,
         max_model_len=_max_model_len(client, wanted.max_model_len),
+        random_weights=wanted.random_weights,
     )
     _probe(result, session, server, say)
     follower.read()
@@ -183,6 +188,23 @@ def _engine_dead(log: Path) -> bool:
     """The API server may outlive its engine for a while and answer HTTP 500."""
     text = log.read_bytes()[-ending.LIMIT :]
     return b"EngineDeadError" in text or b"EngineCore encountered an issue" in text
+
+
+def redact(result: SmokeResult, redactor: Redactor) -> None:
+    """Takes secrets and names out of everything that is shown or saved, the server's log included."""
+    result.model = replace(redactor.value_of(replace(result.model, config={})), config=result.model.config)
+    for part in ("environment", "command", "settings", "readiness"):
+        setattr(result, part, redactor.value_of(getattr(result, part)))
+    result.results = redactor.value_of(result.results)
+    result.findings = redactor.value_of(result.findings)
+    result.notes = redactor.value_of(result.notes)
+    if result.log is None or not result.log.exists():
+        return
+    try:
+        text = result.log.read_bytes().decode("utf-8", "replace")
+        result.log.write_text(redactor.text(text), encoding="utf-8")
+    except OSError as error:
+        result.notes.append(f"the log could not be redacted: {error.strerror}")
 
 
 def remove_log(result: SmokeResult, options: SmokeOptions) -> None:

@@ -233,6 +233,8 @@ def note(pid):
 
 def main():
     note(os.getpid())
+    if os.environ.get("VLLM_STUB_SAYS"):
+        say(os.environ["VLLM_STUB_SAYS"])
     if word("die"):
         say(LINES[0][1])
         say(LINES[3][1])

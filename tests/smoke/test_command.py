@@ -120,3 +120,23 @@ def test_the_table_says_what_failed(smoke: Smoke, tmp_path: Path) -> None:
     assert "DEGRADED" in text.splitlines()[0]
     assert "no mtp.* tensor" in text
     assert "mtp-weights-missing" in text
+
+
+def test_nothing_that_leaves_has_names_or_secrets(environment: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home" / "petra"
+    model = make_model(home / "models" / "q9")
+    token = "hf_" + "Q" * 34
+    arguments = ["--python", str(environment), "--model", str(model), "--out", str(tmp_path / "out"), "-v"]
+    arguments += ["--json"]
+    serve = ["--", "--hf-token", token, "--some-secret", "s3cr3t-value", "--note", "petra@example.org"]
+    env = {"HOME": str(home), "USER": "petra"}
+    done = doctor(*arguments, *serve, stub="die:nothing", VLLM_STUB_SAYS=f"token={token} at {home}/x", **env)
+    assert done.returncode == 2
+    plain = doctor(*[a for a in arguments if a != "--json"], *serve, stub="die:nothing", **env)
+    log = (tmp_path / "out" / "server.log").read_text()
+    again = doctor(*arguments, *serve, stub="stream-error", VLLM_STUB_SAYS=f"token={token} at {home}/x", **env)
+    log += (tmp_path / "out" / "server.log").read_text()
+    everything = done.stdout + plain.stdout + again.stdout + log + (tmp_path / "out" / "smoke.json").read_text()
+    assert "<secret>" in everything
+    for secret in (token, "s3cr3t-value", "petra@example.org", str(home)):
+        assert secret not in everything

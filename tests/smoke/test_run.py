@@ -275,3 +275,14 @@ def test_a_root_cause_in_the_log_comes_first(smoke: Smoke, monkeypatch: pytest.M
     assert mentioned(result) == ["gxx12-missing", "server-died-while-loading"]
     summary = result.judgement.findings[0].summary
     assert summary.startswith("The C++ compiler of gcc-12 is not installed. The server ended while loading")
+
+
+def test_random_weights_are_not_blamed_for_accepting_nothing(smoke: Smoke) -> None:
+    result = smoke("no-accept drifting", serve_args=("--load-format", "dummy"))
+    assert result.judgement.verdict is Verdict.READY
+    for name in ("speculative", "consistency"):
+        assert probe(result, name).status == "abstain"
+        assert "--load-format dummy" in probe(result, name).why
+    assert probe(result, "speculative").measured["drafts"] > 0
+    # drafting nothing at all is no matter of the weights
+    assert ids(smoke("no-drafts", serve_args=("--load-format", "dummy"))) == ["mtp-not-drafting"]

@@ -20,6 +20,9 @@ ADVISE = "advise"
 FAIL = "fail"
 ABSTAIN = "abstain"
 
+#: Why nothing that depends on the text is judged with ``--load-format dummy``.
+RANDOM_WEIGHTS = "the weights are random (--load-format dummy): drafts are not accepted and text says nothing"
+
 
 @dataclass(frozen=True)
 class Result:
@@ -48,6 +51,7 @@ class Session:
     draft_tokens: int
     prefix_caching: bool
     max_model_len: int
+    random_weights: bool = False
 
     def metrics(self) -> Metrics | None:
         """The counters, or None when they cannot be read."""

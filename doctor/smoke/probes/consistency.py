@@ -13,7 +13,7 @@ from typing import Any
 from doctor.checks.registry import found
 from doctor.finding import Confidence, Evidence
 from doctor.serve.client import Answer, ServerError
-from doctor.smoke.probes import ABSTAIN, ADVISE, FAIL, PASS, Result, Session, unusable
+from doctor.smoke.probes import ABSTAIN, ADVISE, FAIL, PASS, RANDOM_WEIGHTS, Result, Session, unusable
 from doctor.smoke.probes.prefix_cache import block_size, prompt_length
 from doctor.smoke.prompts import unique_prompt
 
@@ -26,6 +26,8 @@ TIE = 0.25
 
 def probe(session: Session) -> Result:
     """A, B, A; once more A when the second A was not served from the cache."""
+    if session.random_weights:
+        return Result(NAME, ABSTAIN, RANDOM_WEIGHTS, asked=False)
     block = block_size(session, session.metrics()) or 16
     length = prompt_length(block, session.draft_tokens)
     if length + TOKENS > session.max_model_len:

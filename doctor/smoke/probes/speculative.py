@@ -12,7 +12,7 @@ from doctor.checks.registry import found
 from doctor.finding import Confidence, Evidence
 from doctor.serve import metrics as names
 from doctor.serve.client import Answer
-from doctor.smoke.probes import ABSTAIN, FAIL, PASS, Result, Session, rounded, unusable
+from doctor.smoke.probes import ABSTAIN, FAIL, PASS, RANDOM_WEIGHTS, Result, Session, rounded, unusable
 from doctor.smoke.prompts import unique_text
 
 NAME = "speculative"
@@ -60,6 +60,8 @@ def probe(session: Session) -> Result:
         return Result(NAME, ABSTAIN, "the counters of the server cannot be read", measured, expected)
     if drafts == 0:
         return _not_drafting(f"{generated} tokens were generated and nothing was drafted", measured, expected)
+    if not accepted and session.random_weights:
+        return Result(NAME, ABSTAIN, RANDOM_WEIGHTS, measured, expected, asked=False)
     if not accepted and drafts >= ENOUGH_DRAFTS:
         return _not_drafting(f"none of {drafted:g} drafted tokens was accepted", measured, expected)
     if not accepted:
