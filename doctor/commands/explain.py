@@ -39,9 +39,9 @@ def run(args: argparse.Namespace) -> int:
     reading = replace(reading, snapshot=redactor.snapshot(reading.snapshot))
     judgement = by_place(judge(reading.snapshot, registered()))
     if args.json:
-        from doctor.report import explain_view, json_report
+        from doctor.report import explain_json, json_report
 
-        extra = {"texts": redactor.value(explain_view.texts_json(reading))}
+        extra = {"texts": redactor.value(explain_json.texts_json(reading))}
         sys.stdout.write(json_report.render("explain", judgement, reading.snapshot, extra))
     else:
         from doctor.report.explain_view import print_explanation
@@ -93,10 +93,12 @@ def _is_cause(name: str) -> bool:
 
 
 def _page(cause_id: str, as_json: bool) -> int:
-    from doctor.report import explain_view
-
     if as_json:
-        sys.stdout.write(explain_view.page_json(cause_id))
+        from doctor.report.explain_json import page_json
+
+        sys.stdout.write(page_json(cause_id))
     else:
-        explain_view.print_page(cause_id)
+        from doctor.report.explain_view import print_page
+
+        print_page(cause_id)
     return 0

@@ -154,13 +154,16 @@ def sniff_encoding(head: bytes) -> tuple[str, int]:
 def _clean(blocks: Iterator[bytes]) -> Iterator[bytes]:
     """Takes colours and NULs out. An escape sequence cut by the block border is joined again first."""
     carry = b""
+    remains = None  # colour codes whose ESC was lost are there from the first lines on, or not at all
     for block in blocks:
         block = carry + block if carry else block
         carry = b""
         last = block.rfind(b"\x1b", max(0, len(block) - 32))
         if last >= 0 and not _ESCAPES.match(block, last) and len(block) > last:
             block, carry = block[:last], block[last:]
-        yield _scrub(block)
+        if remains is None:
+            remains = b"^[[" in block or b"\xe2\x90\x9b[" in block
+        yield _ESCAPE_REST.sub(b"", _scrub(block)) if remains else _scrub(block)
     if carry:
         yield _scrub(carry)
 
@@ -168,8 +171,6 @@ def _clean(blocks: Iterator[bytes]) -> Iterator[bytes]:
 def _scrub(block: bytes) -> bytes:
     if b"\x1b" in block:
         block = _ESCAPES.sub(b"", block).replace(b"\x1b", b"")
-    if b"^[[" in block or b"\xe2\x90\x9b[" in block:
-        block = _ESCAPE_REST.sub(b"", block)
     if b"\0" in block:
         block = block.replace(b"\0", b"")
     return block

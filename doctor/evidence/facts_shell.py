@@ -44,12 +44,6 @@ _DRIVER_PACKAGE = re.compile(
 _GLIBC = re.compile(r"ldd \([^)]{1,60}\) (\d\.\d{1,3})")
 _GCC_LINE = re.compile(r"^(?:gcc|g\+\+|cc|c\+\+)(?:-\d+)? \([^)]{1,100}\) (\d+)\.(\d+)\.(\d+)")
 _NVCC = re.compile(r"Cuda compilation tools, release (\d{1,2}\.\d)")
-_MARKS = {
-    "wsl.conf": re.compile(
-        r"/etc/wsl\.conf|\.wslconfig|/usr/lib/wsl/lib|wsl\.exe|\bdxgkrnl\b|\bdxgk(?:io)?_|"
-        r"/dev/dxg|\bWSL2\b|WSL is detected|\bmicrosoft-standard\b|/run/desktop/mnt/host/wsl"
-    ),
-}
 
 
 def read(lines: Iterable[Line], name: str, facts: FactBuilder) -> list[Event]:
@@ -62,11 +56,15 @@ def read(lines: Iterable[Line], name: str, facts: FactBuilder) -> list[Event]:
         source = f"{name}:{line.number}"
         if not text:
             continue
-        _wsl(text, source, facts)
+        listed_wsl = _WSL_LIST.match(text)
+        if listed_wsl:
+            facts.put("wsl", "version", int(listed_wsl[2]), source)
+            facts.put("wsl", "distro", listed_wsl[1], source)
+            continue
         if line.process and re.match(r"\w+ pid=1$", line.process) and not pid1:
             pid1 = True
             events.append(Event("container.pid1", source, f"({line.process}) {text[:80]}", line.number))
-        if line.level is not None:
+        if line.level is not None or line.process is not None or text.startswith("INFO:"):
             continue  # a log message, not a command's output
         if kernel := _KERNEL.match(text):
             add_kernel(kernel[1] or kernel[2], source, facts)
@@ -123,15 +121,6 @@ def read(lines: Iterable[Line], name: str, facts: FactBuilder) -> list[Event]:
                     part.removeprefix("-e ").removeprefix("- ").removeprefix("Environment="), source, facts
                 )
     return events
-
-
-def _wsl(text: str, source: str, facts: FactBuilder) -> None:
-    listed = _WSL_LIST.match(text)
-    if listed:
-        facts.put("wsl", "version", int(listed[2]), source)
-        facts.put("wsl", "distro", listed[1], source)
-    elif any(p.search(text) for p in _MARKS.values()):
-        facts.put("wsl", "version", 2, source)
 
 
 def _known_package(name: str) -> bool:

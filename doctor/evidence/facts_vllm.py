@@ -185,6 +185,10 @@ def _arches(values: Mapping[str, str], source: str, facts: FactBuilder) -> None:
     facts.put("python", "torch_arches", tuple(re.findall(r"(?:sm|compute)_\w{2,5}", values["list"])), source)
 
 
+def _wsl_mark(values: Mapping[str, str], source: str, facts: FactBuilder) -> None:
+    facts.put("wsl", "version", 2, source)
+
+
 def _block(values: Mapping[str, str], source: str, facts: FactBuilder) -> None:
     facts.put("serving", "block_size", int(values["value"]), source, replace=True)
     facts.put("serving", "hybrid", True, source, replace=True)
@@ -253,4 +257,5 @@ _READERS: dict[str, Callable[[Mapping[str, str], str, FactBuilder], None]] = {
     "fact.free-memory": _free,
     "fact.started": _started,
     "fact.arch-list": _arches,
+    "fact.wsl-mark": _wsl_mark,
 }

@@ -24,6 +24,9 @@ class Finder:
         self._alive = set(range(len(self._literals)))
         self._use_library = library
         self._database: Any = None
+        self._compiled = 0  # literals in the database
+        self._scanned = 0  # blocks
+        self._renew = 2  # blocks after which a smaller database may be compiled
 
     @property
     def literals(self) -> Sequence[bytes]:
@@ -32,10 +35,7 @@ class Finder:
 
     def drop(self, numbers: Iterable[int]) -> None:
         """These literals are not looked for any more."""
-        before = len(self._alive)
         self._alive -= set(numbers)
-        if len(self._alive) != before:
-            self._database = None
 
     def find(self, block: bytes) -> list[tuple[int, int]]:
         """All hits as (end offset, number of the literal), in order of the offset."""
@@ -60,16 +60,21 @@ class Finder:
         return hits
 
     def _scan(self, block: bytes) -> list[tuple[int, int]] | None:
-        if self._database is None:
+        self._scanned += 1
+        if self._database is None or (len(self._alive) < self._compiled and self._scanned >= self._renew):
+            self._renew = self._scanned * 4  # compiling takes as long as searching 100 MB
+            self._compiled = len(self._alive)
             self._database = _compile({n: self._literals[n] for n in self._alive})
             if self._database is None:
                 self._use_library = False
                 return None
         hits: list[tuple[int, int]] = []
+        alive = self._alive
         append = hits.append
 
         def on_match(number: int, start: int, end: int, flags: int, context: object) -> None:
-            append((end, number))
+            if number in alive:
+                append((end, number))
 
         self._database.scan(block, match_event_handler=on_match)
         hits.sort()

@@ -21,44 +21,32 @@ class Kind:
     detail: str = ""
 
 
-_KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (label, re.compile(pattern))
-    for label, pattern in (
-        ("vLLM log", r"vLLM API server version|Initializing (?:a V1|an) LLM engine|\[(?:core|gpu_worker|"
-        r"gpu_model_runner|api_server|model|loggers|launcher)\.py:\d+\]|vllm\.engine\.|"
-        r"vllm/entrypoints|Loading safetensors checkpoint shards"),
-        ("environment report", r"Collecting environment information|^(?:CUDA used to build|PyTorch version\s*:)"),
-        ("nvidia-smi", r"NVIDIA-SMI|=+NVSMI LOG=+|^GPU \d+: .{3,60} \(UUID"),
-        ("Python traceback", r"Traceback \(most recent call last\)"),
-        ("docker", r"Error response from daemon|OCI runtime|docker(?:\.errors\.|: )|^\$ docker |"
-        r"nvidia-container-cli|docker compose"),
-        ("kernel log", r"NVRM: |oom-kill|Out of memory: Kill|dxgk|\bXid\b|invoked oom-killer|segfault at"),
-        ("pip or uv output", r"^Collecting \w|^Successfully installed|ERROR: Could not find a version|"
-        r"subprocess-exited-with-error|Building wheels? for|^ {0,2}[×╰]|^Resolved \d+ packages|"
-        r"No solution found when resolving|^\[pip3?\]"),
-        ("apt output", r"^(?:Reading package lists|E: |Unpacking |Setting up |Commandline: |Start-Date: )|dpkg: "
-        r"error|^ii  "),
-        ("compiler output", r"\bnvcc (?:fatal|error|warning)|fatal error: \S+\.h|cc1plus|: error: |ninja: |"
-        r"/usr/bin/ld|ptxas "),
-        ("NCCL log", r"NCCL (?:INFO|WARN|version)"),
-        ("Kubernetes", r"kubectl|OOMKilled|CrashLoopBackOff|FailedScheduling|Back-off restarting"),
-    )
-)  # fmt: skip
+#: Signal -> what the text is called.
+_LABELS = {
+    "kind.vllm-log": "vLLM log",
+    "kind.environment-report": "environment report",
+    "kind.nvidia-smi": "nvidia-smi",
+    "kind.traceback": "Python traceback",
+    "kind.docker": "docker",
+    "kind.kernel-log": "kernel log",
+    "kind.pip-output": "pip or uv output",
+    "kind.apt-output": "apt output",
+    "kind.compiler-output": "compiler output",
+    "kind.nccl-log": "NCCL log",
+    "kind.kubernetes": "Kubernetes",
+}
 
 
 def recognise(result: Scan, facts: FactBuilder) -> tuple[Kind, ...]:
     """All kinds of text in it, in order of appearance."""
     first: dict[str, int] = {}
-    for line in result.ends:
-        for label, pattern in _KINDS:
-            if label not in first and pattern.search(line.text if line.text.strip() else line.raw):
-                first[label] = line.number
-        if len(first) == len(_KINDS):
-            break
+    for event in result.facts:
+        if event.signal in _LABELS:
+            first.setdefault(_LABELS[event.signal], event.line or 0)
     version = facts.get("serving", "vllm")
     return tuple(
         Kind(label, number, str(version) if label == "vLLM log" and version else "")
-        for label, number in sorted(first.items(), key=lambda item: item[1])
+        for label, number in first.items()
     )
 
 
@@ -93,9 +81,15 @@ def telling(result: Scan, most: int = 8) -> tuple[Event, ...]:
     return tuple(sorted(picked, key=lambda e: e.line or 0))
 
 
+#: Cheap to look for: a line with none of these says nothing of a failure.
+_WORDS = ("rror", "xception", "Exit", "nterrupt", "atal", "ault", "SIG", "illed", "bort", "annot", "ailed",
+          "ot found", "No such", "dumped")  # fmt: skip
+
+
 def _candidates(lines: Iterable[Line]) -> Iterable[Line]:
     for line in lines:
-        if _EMPTY.search(line.text):
+        told = line.level in ("ERROR", "CRITICAL") or any(word in line.text for word in _WORDS)
+        if not told or _EMPTY.search(line.text):
             continue
         if _ERROR.match(line.text) or (line.level in ("ERROR", "CRITICAL") and line.text.strip()):
             yield line

@@ -14,13 +14,14 @@ from doctor.evidence.strip import LONGEST, Line, strip
 from doctor.snapshot import Event
 
 #: Bytes kept whole at the beginning and at the end: reports and tables are read from these.
-KEEP = 1 << 20
+KEEP = 1 << 19
 #: Different passages remembered of one signal; more are only counted.
 DISTINCT = 40
-#: After this many passages of one signal it is not looked for any more: repetition says nothing new.
-ENOUGH = 1000
+#: After this many passages of one signal it is not looked for any more (but in the last lines): repetition says
+#: nothing new.
+ENOUGH = 200
 #: The same for literals that are met all the time without their message.
-TOO_COMMON = 100_000
+TOO_COMMON = 3000
 _LINES_AFTER = 12  # most lines that a signal's window may span
 
 
@@ -56,6 +57,7 @@ class _Collector:
                 self.owners.append(number)
         self.finder = Finder(literals)
         self.hits = [0] * len(self.signals)
+        self.dropped: set[int] = set()
         self.found: dict[str, dict[tuple[str, ...], Event]] = {}
         self.totals: dict[str, int] = {}
 
@@ -94,8 +96,16 @@ class _Collector:
             for n, signal in enumerate(self.signals)
             if self.totals.get(signal.name, 0) > ENOUGH or self.hits[n] > TOO_COMMON
         }
+        self.dropped |= full
         if full:
             self.finder.drop(i for i, owner in enumerate(self.owners) if owner in full)
+
+    def revive(self) -> None:
+        """Looks for the dropped signals again, and for nothing else: before the last lines."""
+        self.finder = Finder(self.finder.literals)
+        self.finder.drop(i for i, owner in enumerate(self.owners) if owner not in self.dropped)
+        for number in self.dropped:
+            self.hits[number] = self.totals[self.signals[number].name] = 0
 
     def results(self) -> tuple[list[Event], list[Event]]:
         """(events, facts), each in order of appearance."""
@@ -127,6 +137,10 @@ def scan(blocks: Iterable[bytes], name: str, on_block: Callable[[int], None] | N
         if on_block:
             on_block(len(block))
     result.lines = line
+    if collector.dropped and tail:
+        collector.revive()
+        for start, block in tail:
+            _block(collector, block, start)
     result.head = [item for start, block in head for item in _lines(block, start)]
     result.tail = [item for start, block in tail for item in _lines(block, start)]
     _joined(collector, result.head)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,18 @@ class Signal:
 
     name: str
     literals: tuple[str, ...]
-    patterns: tuple[re.Pattern[str], ...]
+    expressions: tuple[str, ...]
     source: str
     window: int = 0
     fact: bool = False
+    case: bool = False
     examples: tuple[str, ...] = ()
     not_examples: tuple[str, ...] = ()
+
+    @cached_property
+    def patterns(self) -> tuple[re.Pattern[str], ...]:
+        """Compiled on first use: one text needs few of them."""
+        return tuple(re.compile(e, re.RegexFlag(0) if self.case else re.IGNORECASE) for e in self.expressions)
 
     def values(self, text: str) -> dict[str, str] | None:
         """What the signal captures from this text, or None when it is not in it."""
@@ -57,16 +63,15 @@ def all_signals() -> tuple[Signal, ...]:
 
 
 def _signal(entry: dict[str, Any]) -> Signal:
-    flags = re.RegexFlag(0) if entry.get("case") else re.IGNORECASE
     literals = tuple(entry["any"])
-    patterns = entry.get("match") or [re.escape(literal) for literal in literals]
     return Signal(
         name=entry["name"],
         literals=literals,
-        patterns=tuple(re.compile(p, flags) for p in patterns),
+        expressions=tuple(entry.get("match") or (re.escape(literal) for literal in literals)),
         source=entry.get("source", ""),
         window=entry.get("window", 0),
         fact=entry.get("fact", False),
+        case=entry.get("case", False),
         examples=tuple(entry.get("examples", ())),
         not_examples=tuple(entry.get("not_examples", ())),
     )

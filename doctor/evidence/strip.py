@@ -32,25 +32,34 @@ _LEVEL = re.compile(
     r"(?:\[([\w./-]{1,120}:\d{1,6})\]|([\w./-]{1,120}:\d{1,6})\]) ?"
 )
 _PROCESS = re.compile(r"\(([A-Za-z][\w .:-]{0,60}?(?:pid|rank|ip|local_rank)=[^()]{1,80})\)[ \t]?")
-_PREFIXES = (
-    re.compile(r"(?:>[ \t]?){1,6}"),  # quote
-    re.compile(r"\[(?:pod|deployment|service)/[^\]\s]{1,200}\][ \t]"),  # kubectl logs --prefix
-    re.compile(r"[\w.-]{1,80}[ \t]+\|[ \t]"),  # docker compose
-    re.compile(
-        re.compile(
-            r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?[ \t]+(?:\|[ \t]|std(?:out|err) [FP] )?"
-        ),
-    ),
-    re.compile(
-        r"[A-Z][a-z]{2} {1,2}\d{1,2} \d\d:\d\d:\d\d [\w.-]{1,80} [\w./@() -]{1,80}?(?:\[\d{1,9}\])?: "
-    ),  # syslog
-    re.compile(r"(?:<\d{1,3}>)?\[ {0,8}\d{1,9}\.\d{3,6}\][ \t]"),  # kernel, seconds
-    re.compile(r"\[[A-Z][a-z]{2} [A-Z][a-z]{2} {1,2}\d{1,2} \d\d:\d\d:\d\d \d{4}\][ \t]"),  # dmesg -T
-    re.compile(r"kernel: "),
-    re.compile(r"\[rank\d{1,5}\]:(?:\[[EWIV]\d{3,4} [\d:.]{8,20} [\w./-]{1,80}:\d{1,6}\])?[ \t]?"),  # torch
-    _PROCESS,
+_QUOTE = re.compile(r"(?:>[ \t]?){1,6}")
+_KUBECTL = re.compile(r"\[(?:pod|deployment|service)/[^\]\s]{1,200}\][ \t]")  # kubectl logs --prefix
+_COMPOSE = re.compile(r"[\w.-]{1,80}[ \t]+\|[ \t]")
+_STAMP = re.compile(
+    r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?[ \t]+"
+    r"(?:\|[ \t]|std(?:out|err) [FP] )?"  # Docker Desktop; the log files of Kubernetes
 )
-_STARTS = re.compile(r"[\s>\[(<A-Za-z0-9{]")
+_SYSLOG = re.compile(
+    r"[A-Z][a-z]{2} {1,2}\d{1,2} \d\d:\d\d:\d\d [\w.-]{1,80} [\w./@() -]{1,80}?(?:\[\d{1,9}\])?: "
+)
+_KERNEL = re.compile(r"(?:<\d{1,3}>)?\[ {0,8}\d{1,9}\.\d{3,6}\][ \t]")  # seconds since boot
+_DMESG_T = re.compile(r"\[[A-Z][a-z]{2} [A-Z][a-z]{2} {1,2}\d{1,2} \d\d:\d\d:\d\d \d{4}\][ \t]")
+_KERNEL_NAME = re.compile(r"kernel: ")
+_RANK = re.compile(r"\[rank\d{1,5}\]:(?:\[[EWIV]\d{3,4} [\d:.]{8,20} [\w./-]{1,80}:\d{1,6}\])?[ \t]?")  # torch
+
+_CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_SMALL = _CAPITALS.lower()
+#: What a line can start with, by its first character.
+_BY_START: dict[str, tuple[re.Pattern[str], ...]] = {
+    ">": (_QUOTE,),
+    "[": (_KERNEL, _RANK, _DMESG_T, _KUBECTL),
+    "<": (_KERNEL,),
+    "(": (_PROCESS,),
+    **dict.fromkeys("0123456789", (_STAMP, _COMPOSE)),
+    **dict.fromkeys(_CAPITALS, (_LEVEL, _SYSLOG, _COMPOSE)),
+    **dict.fromkeys(_SMALL, (_COMPOSE,)),
+    "k": (_KERNEL_NAME, _COMPOSE),
+}
 
 
 def strip(raw: str, number: int = 0) -> Line:
@@ -64,18 +73,14 @@ def strip(raw: str, number: int = 0) -> Line:
     if text.startswith('{"') and '"log"' in text[:4096]:
         text = _docker_json(text) or text
     for _ in range(12):
-        body = text.lstrip(" \t") if prefixed is False else text
-        if not body or not _STARTS.match(body):
+        body = text if prefixed else text.lstrip(" \t")
+        found = next((m for p in _BY_START.get(body[:1], ()) if (m := p.match(body))), None)
+        if found is None:
             break
-        found = _LEVEL.match(body)
-        if found:
+        if found.re is _LEVEL:
             level, module = found[1], found[2] or found[3]
-        else:
-            found = next((m for p in _PREFIXES if (m := p.match(body))), None)
-            if found and found.re is _PROCESS:
-                process = found[1]
-        if not found or found.end() == 0:
-            break
+        elif found.re is _PROCESS:
+            process = found[1]
         text, prefixed = body[found.end() :], True
     return Line(number, text, raw, level, module, process, prefixed)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -27,22 +25,6 @@ _BENIGN = {
 }
 #: Other findings shown beside the causes without -v.
 _OTHERS = 4
-
-
-def texts_json(reading: Reading) -> list[dict[str, Any]]:
-    """What each text was, for the ``--json`` answer."""
-    return [
-        {
-            "name": t.name,
-            "kinds": [{"kind": k.label, "line": k.line, "detail": k.detail} for k in t.kinds],
-            "lines": t.lines,
-            "bytes": t.bytes,
-            "layers": list(t.layers),
-            "damage": list(t.damage),
-            "telling": [{"line": e.line, "text": e.text} for e in t.telling],
-        }
-        for t in reading.texts
-    ]
 
 
 def print_explanation(
@@ -178,47 +160,6 @@ def _read_line(text: ReadText) -> str:
     )
     packed = f", {' + '.join(text.layers)}" if text.layers else ""
     return f"read {text.name}: {kinds}; {text.lines:,} lines{packed}"
-
-
-def page(cause_id: str) -> dict[str, Any]:
-    """Everything the catalogue knows of one cause."""
-    entry = catalogue.cause(cause_id)
-    return {
-        "id": entry.id,
-        "area": entry.area,
-        "severity": entry.severity.value,
-        "title": entry.title,
-        "cause": entry.cause,
-        "decisive": list(entry.decisive),
-        "hints_only": list(entry.hints_only),
-        "messages": list(entry.messages),
-        "fixes": [
-            {
-                "summary": r.summary,
-                "automatic": r.automatic,
-                "risk": r.risk.value,
-                "commands": [list(c) for c in r.commands],
-                "verify": list(r.verify),
-            }
-            for r in entry.remedies
-        ],
-        "wrong_fixes": list(entry.wrong_fixes),
-        "look_alikes": list(entry.look_alikes),
-        "since": entry.since,
-        "until": entry.until,
-        "sources": list(entry.sources),
-        "docs": f"docs/troubleshooting.md#{entry.id}",
-    }
-
-
-def page_json(cause_id: str) -> str:
-    """The page as the ``--json`` answer."""
-    return (
-        json.dumps(
-            {"schema_version": 1, "command": "explain", "cause": page(cause_id)}, indent=1, ensure_ascii=False
-        )
-        + "\n"
-    )
 
 
 def print_page(cause_id: str, out: Console | None = None) -> None:

@@ -23,7 +23,7 @@ TOLERATED = {
 
 @dataclass(frozen=True)
 class Case:
-    """``expect``: (ids of which one must be found, what the evidence allows); ``also`` may, ``never`` must not be."""
+    """``expect``: (ids of which one must be found, what the evidence allows); ``never`` must not be reported."""
 
     name: str
     text: str

@@ -1,4 +1,4 @@
-"""Other programs, versions and figures that report the known causes: found, as sure as they may be, nothing else."""
+"""Other programs, versions and figures that report the known causes: found, and as sure as they may be."""
 
 from __future__ import annotations
 
