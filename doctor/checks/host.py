@@ -19,7 +19,7 @@ CLOCK_HINT_S, CLOCK_LIKELY_S = 600.0, 86_400.0
 _ADAPTIVE = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
 
 
-@check("host-memory-oom-killed", needs=())
+@check("host-memory-oom-killed", needs=("system",))
 def host_memory_oom_killed(s: Snapshot) -> Finding | Skipped | None:
     """The kernel killed vLLM or Python because RAM ran out.
 

@@ -6,81 +6,11 @@ import re
 from collections.abc import Iterator
 
 from doctor import catalogue
+from doctor.checks.python_requirements import compare, facts_of, pip_install, reinstall, requirements, unread
 from doctor.checks.registry import check, found
 from doctor.facts import PythonFacts
 from doctor.finding import Confidence, Evidence, Finding, Remedy, Risk, Severity, Skipped
 from doctor.snapshot import Snapshot
-
-
-def facts_of(s: Snapshot) -> PythonFacts:
-    """The Python facts of a check that needs them."""
-    assert s.python is not None  # noqa: S101  every check here needs=("python",)
-    return s.python
-
-
-def _unread(p: PythonFacts) -> str:
-    return p.error or "the environment that runs vLLM could not be read"
-
-
-def _pip(p: PythonFacts, *wanted: str) -> tuple[tuple[str, ...], ...]:
-    return ((p.executable, "-m", "pip", "install", *wanted),) if p.executable else ()
-
-
-def _reinstall(p: PythonFacts, text: str, *wanted: str) -> Remedy:
-    commands = _pip(p, *wanted)
-    return Remedy(
-        text, bool(commands), commands, Risk.CAUTION if commands else Risk.MANUAL, ("vllm-doctor check",)
-    )
-
-
-def requirements(p: PythonFacts) -> dict[str, tuple[str, str]]:
-    """Name -> (specifier, source) of what the installed vLLM requires on this interpreter.
-
-    From its own metadata; for an official release whose metadata does not list them, from the table.
-    """
-    from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
-    from packaging.requirements import InvalidRequirement, Requirement
-
-    wanted: dict[str, tuple[str, str]] = {}
-    source = p.sources.get("vllm_requires", "metadata of vLLM")
-    minor = ".".join((p.version or "").split(".")[:2])
-    environment = {"extra": "", "sys_platform": "linux", "platform_system": "Linux"}
-    if p.version:
-        environment |= {"python_version": minor, "python_full_version": p.version}
-    for line in p.vllm_requires or ():
-        try:
-            requirement = Requirement(line)
-            if requirement.marker is None or requirement.marker.evaluate(environment):
-                wanted[requirement.name.lower()] = (str(requirement.specifier), source)
-        except (InvalidRequirement, UndefinedComparison, UndefinedEnvironmentName):
-            continue
-    if "torch" in wanted or not re.fullmatch(r"[\d.]+(post\d+)?(\+cu\d+)?", p.vllm or ""):
-        return wanted
-    release = (p.vllm or "").partition("+")[0]
-    row: dict[str, str] = next((r for r in catalogue.table("vllm_pins") if r["vllm"] == release), {})
-    for name in ("torch", "transformers"):
-        if row.get(name):
-            specifier = f"=={row[name]}" if name == "torch" else row[name]
-            wanted.setdefault(name, (specifier, f"table vllm_pins (metadata of vllm {release})"))
-    return wanted
-
-
-def _compare(version: str, specifier: str) -> str | None:
-    """Gives "ok", "old" (below a lower bound) or "new" (above an upper one, or excluded); None if unreadable."""
-    from packaging.specifiers import InvalidSpecifier, SpecifierSet
-    from packaging.version import InvalidVersion, Version
-
-    try:
-        have, wanted = Version(version), SpecifierSet(specifier)
-        if wanted.contains(have, prereleases=True):
-            return "ok"
-        for part in wanted:
-            bound = Version(part.version.removesuffix(".*"))
-            if not part.contains(have, prereleases=True):
-                return "old" if have < bound else "new"
-    except (InvalidVersion, InvalidSpecifier):
-        return None
-    return None
 
 
 def _transformers(s: Snapshot, cause: str, direction: str) -> Finding | Skipped | None:
@@ -88,11 +18,11 @@ def _transformers(s: Snapshot, cause: str, direction: str) -> Finding | Skipped 
     if p.vllm == "":
         return None
     if p.vllm is None or p.transformers is None:
-        return Skipped(cause, _unread(p))
+        return Skipped(cause, unread(p))
     specifier, source = requirements(p).get("transformers", (None, ""))
     if specifier is None:
         return Skipped(cause, f"what vLLM {p.vllm} asks of transformers is not known")
-    side = "old" if p.transformers == "" else _compare(p.transformers, specifier)
+    side = "old" if p.transformers == "" else compare(p.transformers, specifier)
     if side is None:
         return Skipped(
             cause, f"the version {p.transformers!r} of transformers cannot be compared with {specifier}"
@@ -102,7 +32,7 @@ def _transformers(s: Snapshot, cause: str, direction: str) -> Finding | Skipped 
     rows = [s.evidence("python.transformers"), Evidence("vLLM requires", f"transformers{specifier}", source)]
     have = f"transformers {p.transformers} is installed" if p.transformers else "transformers is not installed"
     summary = f"vLLM {p.vllm} requires transformers{specifier}, {have}"
-    fix = _reinstall(p, "Install the transformers release that this vLLM asks for", f"transformers{specifier}")
+    fix = reinstall(p, "Install the transformers release that this vLLM asks for", f"transformers{specifier}")
     return found(cause, Confidence.PROVEN, summary, rows, fixes=(fix, *catalogue.cause(cause).remedies[-1:]))
 
 
@@ -135,11 +65,11 @@ def torch_abi_mismatch(s: Snapshot) -> Finding | Skipped | None:
     if p.vllm == "":
         return None
     if p.vllm is None or p.torch is None:
-        return Skipped(cause, _unread(p))
+        return Skipped(cause, unread(p))
     specifier, source = requirements(p).get("torch", (None, ""))
     if specifier is None:
         return Skipped(cause, f"the torch that vLLM {p.vllm} was built against is not known")
-    side = "old" if p.torch == "" else _compare(p.torch, specifier)
+    side = "old" if p.torch == "" else compare(p.torch, specifier)
     if side is None:
         return Skipped(cause, f"the version {p.torch!r} of torch cannot be compared with {specifier}")
     if side == "ok":
@@ -157,7 +87,7 @@ def torch_abi_mismatch(s: Snapshot) -> Finding | Skipped | None:
     )
     text = f"Install {wanted}: of the same CUDA release as vLLM" if local else f"Install {wanted}"
     index = (f"--index-url=https://download.pytorch.org/whl/{local}",) if local else ()
-    fix = _reinstall(p, text, wanted, *index)
+    fix = reinstall(p, text, wanted, *index)
     return found(cause, confidence, summary, rows, fixes=(fix, *catalogue.cause(cause).remedies[1:]))
 
 
@@ -172,7 +102,7 @@ def vllm_torch_cuda_major_mismatch(s: Snapshot) -> Finding | Skipped | None:
     if p.vllm == "":
         return None
     if p.vllm is None or p.torch is None:
-        return Skipped(cause, _unread(p))
+        return Skipped(cause, unread(p))
     if p.vllm_cuda == "" or p.torch_cuda == "":
         return None  # a CPU build: another cause
     if p.vllm_cuda is None or p.torch_cuda is None:
@@ -203,10 +133,10 @@ def nccl_library_older_than_torch(s: Snapshot) -> Finding | Skipped | None:
     if p.torch == "" or p.torch_cuda == "":
         return None
     if p.torch is None or p.torch_requires is None or p.packages is None:
-        return Skipped(cause, _unread(p))
+        return Skipped(cause, unread(p))
     for name, version in _nccl_pins(p.torch_requires):
         have = p.packages.get(name)
-        side = _compare(have, f">={version}") if have else None
+        side = compare(have, f">={version}") if have else None
         if side == "old":
             rows = [
                 Evidence(name, str(have), p.sources.get("packages", "package list")),
@@ -215,7 +145,7 @@ def nccl_library_older_than_torch(s: Snapshot) -> Finding | Skipped | None:
                 ),
             ]
             summary = f"torch {p.torch} requires {name} {version}, {have} is installed"
-            fix = _reinstall(p, f"Install {name} {version}", f"{name}=={version}")
+            fix = reinstall(p, f"Install {name} {version}", f"{name}=={version}")
             return found(
                 cause, Confidence.PROVEN, summary, rows, fixes=(fix, *catalogue.cause(cause).remedies[1:])
             )
@@ -238,7 +168,7 @@ def cpu_only_torch(s: Snapshot) -> Finding | Skipped | None:
     """
     cause, p = "cpu-only-torch", facts_of(s)
     if p.torch is None or p.torch_cuda is None:
-        return None if p.torch == "" else Skipped(cause, _unread(p))
+        return None if p.torch == "" else Skipped(cause, unread(p))
     vllm_too = bool(p.vllm) and p.vllm_cuda == ""
     if p.torch_cuda != "" and not vllm_too:
         return None
@@ -265,7 +195,7 @@ def deepgemm_not_installed(s: Snapshot) -> Finding | Skipped | None:
     cause, p = "deepgemm-not-installed", facts_of(s)
     architecture = s.serving.architecture if s.serving else None
     if architecture is None or p.packages is None:
-        return Skipped(cause, "the model's architecture is not known" if architecture is None else _unread(p))
+        return Skipped(cause, "the model's architecture is not known" if architecture is None else unread(p))
     if "DeepseekV32" not in architecture or not p.vllm or {"deep-gemm", "deepgemm"} & p.packages.keys():
         return None
     rows = [s.evidence("serving.architecture"), Evidence("deep-gemm", "not in the package list", str(p.prefix))]
@@ -281,7 +211,7 @@ def pynvml_shim_installed(s: Snapshot) -> Finding | Skipped | None:
     """
     cause, p = "pynvml-shim-installed", facts_of(s)
     if p.packages is None:
-        return Skipped(cause, _unread(p))
+        return Skipped(cause, unread(p))
     version = p.packages.get("pynvml")
     if version is None:
         return None
@@ -289,7 +219,7 @@ def pynvml_shim_installed(s: Snapshot) -> Finding | Skipped | None:
     have = p.packages.get("nvidia-ml-py")
     beside = f" beside nvidia-ml-py {have}" if have else " without nvidia-ml-py"
     commands = (
-        *_pip(p, "nvidia-ml-py"),
+        *pip_install(p, "nvidia-ml-py"),
         *(((p.executable, "-m", "pip", "uninstall", "-y", "pynvml"),) if p.executable else ()),
     )
     fix = Remedy(
@@ -310,7 +240,7 @@ def vllm_doctor_name_clash(s: Snapshot) -> Finding | Skipped | None:
     """
     cause, p = "vllm-doctor-name-clash", facts_of(s)
     if p.doctor_clash is None:
-        return Skipped(cause, _unread(p))
+        return Skipped(cause, unread(p))
     if p.doctor_clash == "":
         return None
     return found(cause, Confidence.PROVEN, p.doctor_clash, [s.evidence("python.doctor_clash")])
@@ -325,7 +255,7 @@ def vllm_not_installed(s: Snapshot) -> Finding | Skipped | None:
     """
     cause, p = "vllm-not-installed", facts_of(s)
     if p.vllm is None:
-        return Skipped(cause, _unread(p))
+        return Skipped(cause, unread(p))
     if p.vllm:
         return None
     details = [f"Python {p.version}" if p.version else "", f"chosen by: {p.chosen_by}" if p.chosen_by else ""]
@@ -354,7 +284,7 @@ def python_version_unsupported(s: Snapshot) -> Finding | Skipped | None:
     """
     cause, p = "python-version-unsupported", facts_of(s)
     if p.version is None or p.vllm is None:
-        return Skipped(cause, _unread(p))
+        return Skipped(cause, unread(p))
     newest = catalogue.table("vllm_pins")[-1]
     if p.vllm:
         wanted, release = p.vllm_requires_python, p.vllm
@@ -365,7 +295,7 @@ def python_version_unsupported(s: Snapshot) -> Finding | Skipped | None:
         return None
     else:
         wanted, release, source = newest["python"], newest["vllm"], "table vllm_pins"
-    side = _compare(p.version, wanted)
+    side = compare(p.version, wanted)
     if side is None or side == "ok":
         return None if side else Skipped(cause, f"Python {p.version} cannot be compared with {wanted}")
     rows = [s.evidence("python.version"), Evidence("vLLM requires Python", wanted, source)]
@@ -385,7 +315,7 @@ def vllm_requirements_unmet(s: Snapshot) -> Finding | Skipped | None:
     if p.vllm == "":
         return None
     if p.vllm is None or p.conflicts is None or p.packages is None:
-        return Skipped(cause, _unread(p))
+        return Skipped(cause, unread(p))
     parts = _flashinfer_parts(p)
     judged = re.compile(r"requires (torch|transformers|nvidia-nccl-cu\d+)(?![\w-])")
     lines = [*parts, *(c for c in p.conflicts if not judged.search(c))]
@@ -393,7 +323,7 @@ def vllm_requirements_unmet(s: Snapshot) -> Finding | Skipped | None:
         return None
     rows = [Evidence("requirement", line, p.sources.get("conflicts", "metadata")) for line in lines[:10]]
     more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
-    fix = _reinstall(p, "Install vLLM again with its dependencies", f"vllm=={p.vllm}")
+    fix = reinstall(p, "Install vLLM again with its dependencies", f"vllm=={p.vllm}")
     if parts and not p.env.get("FLASHINFER_DISABLE_VERSION_CHECK"):
         return found(cause, Confidence.PROVEN, lines[0] + more, rows, severity=Severity.BLOCKER, fixes=(fix,))
     return found(cause, Confidence.LIKELY, lines[0] + more, rows, fixes=(fix,))

@@ -12,12 +12,7 @@ from doctor.memory.emit import serve_text
 from doctor.memory.fit import Fit
 from doctor.memory.predict import Prediction
 from doctor.memory.start_check import GIB
-
-
-def console() -> Console:
-    """Coloured on a terminal, plain and 100 columns wide when piped."""
-    out = Console(highlight=False)
-    return out if out.is_terminal else Console(highlight=False, width=100, no_color=True)
+from doctor.report.terminal import console
 
 
 _VERDICT = {True: ("✓", "ok", "FITS", "bold green"), None: ("?", "??", "CLOSE", "bold yellow"),

@@ -23,6 +23,7 @@ class Progress:
         self._total = total
         self._began = time.monotonic()
         self._last = ""
+        self._next_line = QUIET_S
         self._bar: RichProgress | None = None
         self._task: TaskID | None = None
 
@@ -53,7 +54,7 @@ class Progress:
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, advance=1, description=f"{self._title}: {name}")
         else:
-            self._line(name)
+            self._line(name, apart_s=QUIET_S)
 
     def update(self, text: str) -> None:
         """What is happening now; equal texts in a row are shown once."""
@@ -62,8 +63,9 @@ class Progress:
         else:
             self._line(text)
 
-    def _line(self, text: str) -> None:
+    def _line(self, text: str, apart_s: float = 0.0) -> None:
         seconds = time.monotonic() - self._began
-        if text != self._last and seconds >= QUIET_S:
+        if text != self._last and seconds >= self._next_line:
+            self._next_line = max(QUIET_S, seconds + apart_s)
             print(f"[{seconds:4.0f} s] {self._title}: {text}", file=sys.stderr, flush=True)  # noqa: T201
             self._last = text

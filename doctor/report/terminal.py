@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+import sys
 from collections.abc import Iterable
+from typing import IO, Any, cast
 
 from rich.console import Console, Group
 from rich.padding import Padding
@@ -32,12 +35,27 @@ _SURE = {Confidence.PROVEN: "proven", Confidence.LIKELY: "likely", Confidence.HI
 SHOWN_FIXES = 3
 
 
-def console(file: object = None) -> Console:
+class _Trimmed:
+    """A text stream that gets no blanks before a line's end: rich pads lines to the width."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        self._file.write(re.sub(r" +(?=\n)", "", text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def console(file: IO[str] | None = None) -> Console:
     """A console on stdout: coloured on a terminal, plain and 100 columns wide when piped."""
-    out = Console(file=file, highlight=False, soft_wrap=False)  # type: ignore[arg-type]
-    if not out.is_terminal:
-        out = Console(file=file, highlight=False, width=100, no_color=True)  # type: ignore[arg-type]
-    return out
+    out = Console(file=file, highlight=False, soft_wrap=False)
+    if out.is_terminal:
+        return out
+    trimmed = cast("IO[str]", _Trimmed(file or sys.stdout))
+    return Console(file=trimmed, highlight=False, width=100, no_color=True)
 
 
 def print_judgement(

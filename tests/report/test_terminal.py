@@ -111,3 +111,11 @@ def test_json_follows_the_contract() -> None:
     assert second["severity"] == "note"
     assert answer["skipped"] == [{"id": "port-in-use", "why": "no network facts"}]
     assert answer["waived"] == ["cpu-only-torch"]
+
+
+def test_pipes_get_no_blanks_at_the_end_of_lines() -> None:
+    buffer = io.StringIO()
+    terminal.print_judgement(JUDGEMENT, SNAPSHOT, verbose=True, out=terminal.console(buffer))
+    lines = buffer.getvalue().splitlines()
+    assert len(lines) > 10
+    assert [line for line in lines if line != line.rstrip()] == []

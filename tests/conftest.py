@@ -1,0 +1,46 @@
+"""Shared by all tests: which outcome each check had while the suite ran."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+
+from doctor.checks import registry
+from doctor.finding import Finding, Skipped
+from doctor.snapshot import Snapshot
+
+#: (cause, kind) -> outcomes seen: "fires", "silent", "not judged".
+OUTCOMES: dict[tuple[str, str], set[str]] = defaultdict(set)
+_WHOLE_SUITE = pytest.StashKey[bool]()
+
+
+def _record() -> None:
+    real = registry._run
+
+    def recording(item: registry.Check, snapshot: Snapshot) -> registry.Result:
+        result = real(item, snapshot)
+        if item.function.__module__.startswith("doctor."):
+            outcome = {Finding: "fires", Skipped: "not judged"}.get(type(result), "silent")
+            OUTCOMES[item.id, item.kind].add(outcome)
+        return result
+
+    registry._run = recording
+
+
+_record()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The tally of outcomes comes last, and only after a run of everything."""
+    last = [i for i in items if i.get_closest_marker("last")]
+    items[:] = [i for i in items if i not in last] + last
+    whole = not config.option.keyword and not config.option.lf and all("::" not in a for a in config.args)
+    config.stash[_WHOLE_SUITE] = whole and set(config.args) <= {"tests", str(config.rootpath), "."}
+
+
+@pytest.fixture
+def whole_suite(request: pytest.FixtureRequest) -> None:
+    """Skips unless the whole suite ran."""
+    if not request.config.stash.get(_WHOLE_SUITE, False) or request.config.option.markexpr:
+        pytest.skip("tells something only after a run of the whole suite")
