@@ -14,7 +14,6 @@ from doctor.memory.predict import Prediction
 from doctor.memory.start_check import GIB
 from doctor.report.terminal import console
 
-
 _VERDICT = {True: ("✓", "ok", "FITS", "bold green"), None: ("?", "??", "CLOSE", "bold yellow"),
             False: ("✗", "XX", "DOES NOT FIT", "bold red")}  # fmt: skip
 

@@ -27,10 +27,12 @@ _COMMON = frozenset(
     mnt tmp var run lib bin etc doctor engine api core""".split()
 )
 
-_SENSITIVE = (
-    r"[\w.-]{0,40}(?:token(?!s|iz)|secret|passw(?:or)?d|passphrase|api[_-]?key|apikey|access[_-]?key|private[_-]?key|"
-    r"credential|authorization|auth[_-]?key|cookie)[\w-]{0,40}"
+#: Words in a name that promise a secret. Patterns start at the word itself, so that long lines stay cheap.
+_WORD = (
+    r"(?:token(?!s|iz)|secret|passw(?:or)?d|passphrase|api[_-]?key|apikey|access[_-]?key|private[_-]?key|"
+    r"credential|authorization|auth[_-]?key|cookie)"
 )
+_SENSITIVE = re.compile(rf"(?i)[\w.-]{{0,40}}{_WORD}[\w-]{{0,40}}")
 
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern, flags), replacement)
@@ -54,12 +56,11 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\beyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*", "<jwt>", 0),
         # a name that promises a secret, then its value; quoting and both JSON and shell forms
         (
-            rf"(?i)(['\"]?\b{_SENSITIVE}['\"]?\s{{0,4}}[:=]\s{{0,4}})(['\"]?)"
+            rf"(?i)({_WORD}[\w-]{{0,40}}['\"]?\s{{0,4}}[:=]\s{{0,4}})(['\"]?)"
             r"(?!None\b|null\b|true\b|false\b|<)[^\s'\",;)}\]]{3,}\2",
             r"\1<secret>",
             0,
         ),
-        (rf"(?i)(--{_SENSITIVE}[ =]+)(?!-)\S{{3,}}", r"\1<secret>", 0),
         (
             r"\b[A-Za-z0-9][A-Za-z0-9._%+-]{0,63}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){0,4}\.[A-Za-z]{2,12}\b",
             "<e-mail>",
@@ -69,6 +70,8 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     )
 )
 
+_FLAG = re.compile(rf"(?i)({_WORD}[\w-]{{0,40}} {{1,4}})(?!-)\S{{3,}}")
+_FLAG_BEFORE = re.compile(r"--[\w-]{0,40}\Z")
 _UUID = re.compile(r"\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b")
 _IPV4 = re.compile(r"(?<![\w.=-])(?:\d{1,3}\.){3}\d{1,3}(?![\w.-]|\.\d)")
 _IPV6 = re.compile(
@@ -119,6 +122,7 @@ class Redactor:
             return text
         for pattern, replacement in _PATTERNS:
             text = pattern.sub(replacement, text)
+        text = _FLAG.sub(_flag, text)
         for home in self._homes:
             text = re.sub(rf"{re.escape(home)}(?=[/\s'\":,;)\]]|$)", "~", text)
         for pattern in _HOMES:
@@ -135,7 +139,7 @@ class Redactor:
         secret = False
         for argument in argv:
             out.append("<secret>" if secret and not argument.startswith("-") else self.text(argument))
-            secret = re.fullmatch(rf"--{_SENSITIVE}", argument, re.I) is not None
+            secret = argument.startswith("--") and _SENSITIVE.fullmatch(argument[2:]) is not None
         return tuple(out)
 
     def value_of(self, item: _T) -> _T:
@@ -181,13 +185,19 @@ class Redactor:
         return value
 
     def _secret(self, key: str, value: str) -> str:
-        if value and re.fullmatch(_SENSITIVE, key, re.I) and not key.endswith("_present"):
+        if value and _SENSITIVE.fullmatch(key) and not key.endswith("_present"):
             return "<secret>"
         return self.text(value)
 
     def _uuid(self, match: re.Match[str]) -> str:
         key = match.group().lower()
         return self._uuids.setdefault(key, f"<uuid-{len(self._uuids) + 1}>")
+
+
+def _flag(match: re.Match[str]) -> str:
+    """``--api-key VALUE``: only the value of an option, never the word after a word in prose."""
+    before = match.string[max(0, match.start() - 45) : match.start()]
+    return f"{match.group(1)}<secret>" if _FLAG_BEFORE.search(before) else match.group()
 
 
 def _address(match: re.Match[str]) -> str:
