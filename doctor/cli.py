@@ -15,13 +15,18 @@ from doctor.errors import DoctorError
 COMMANDS: dict[str, str] = {
     "check": "what is wrong on this machine, in seconds, read-only",
     "explain": "what killed this run: read a log, a report or any pasted text",
+    "fix": "repair what was found: a plan first, applied only with --apply",
+    "undo": "take a repair back",
+    "history": "what was repaired, and what was taken back",
     "smoke": "prove it with a real vLLM server",
+    "warmup": "ask a running server every shape of request once, so that users do not wait",
     "fit": "will a model fit on a card, and with which settings",
 }
 
 EXIT_CODES = """exit codes:
   0  ready, fits, done        1  degraded or unknown
   2  blocked or failed        3  the doctor failed or was misused
+  4  a repair failed, rolled back    5  undo incomplete
   130  interrupted"""
 
 

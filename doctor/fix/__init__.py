@@ -1,0 +1,1 @@
+"""Repair that can be taken back: plan, journal, actions, undo."""
