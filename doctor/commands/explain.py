@@ -32,8 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Returns the exit code of the verdict; 0 for the page of a cause."""
-    if len(args.what) == 1 and not os.path.exists(args.what[0]) and _is_cause(args.what[0]):
-        return _page(args.what[0], args.json)
+    first = args.what[0]
+    if len(args.what) == 1 and first != "-" and not os.path.exists(first) and _is_cause(first):
+        return _page(first, args.json)
     reading = _read(args.what)
     redactor = Redactor.of_this_host()
     reading = replace(reading, snapshot=redactor.snapshot(reading.snapshot))

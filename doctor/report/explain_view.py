@@ -112,10 +112,14 @@ def _print_no_cause(
 
 
 def _failed(reading: Reading) -> bool:
-    """Whether an error follows the last sign of service."""
-    starts = [e.line or 0 for e in reading.snapshot.events if e.signal == "vllm.started"]
-    fails = [e.line or 0 for e in reading.snapshot.events if e.signal == "vllm.engine-failed"]
-    return bool(fails) and max(fails) > max(starts, default=0)
+    """Whether an error follows the last sign of service; what an ended server logs in its teardown is none."""
+
+    def lines(signal: str) -> list[int]:
+        return [e.line or 0 for e in reading.snapshot.events if e.signal == signal]
+
+    served = max(lines("vllm.started"), default=0)
+    ended = min((n for n in lines("vllm.asked-to-end") if n > served), default=1 << 60)
+    return any(served < n < ended for n in lines("vllm.engine-failed"))
 
 
 def next_steps(reading: Reading) -> list[str]:

@@ -229,3 +229,15 @@ def deepgemm(s: Snapshot) -> Result:
     frame = near(s, event, {"gpu.deepgemm-frame"}, before=40, after=4)
     text = "DeepGEMM was chosen for a card that its revision does not know"
     return say("deepgemm-gpu-arch-unsupported", sure, text, event, frame)
+
+
+@rule("fp8-kv-cache-needs-bfloat16")
+def fp8_kv(s: Snapshot) -> Result:
+    """FlashAttention 3 refused a float16 output for fp8 queries and keys (proven)."""
+    event = first(s, "gpu.fp8-kv-dtype")
+    if event is None:
+        return None
+    dtype = s.serving.dtype if s.serving else None
+    asked = f"--dtype {dtype}" if dtype and dtype != "auto" else "the checkpoint's dtype"
+    text = f"the fp8 KV cache needs bfloat16 activations here, {asked} is float16"
+    return say("fp8-kv-cache-needs-bfloat16", PROVEN, text, event)

@@ -249,6 +249,14 @@ def numpy_abi(s: Snapshot) -> Result:
     )
 
 
+@rule("spawn-without-main-guard")
+def main_guard(s: Snapshot) -> Result:
+    """Python's multiprocessing said that the starting script starts itself again (proven)."""
+    event = first(s, "python.main-guard")
+    text = "the script that starts vLLM runs it again when a worker imports it"
+    return say("spawn-without-main-guard", PROVEN, text, event) if event else None
+
+
 @rule("serve-arguments-refused")
 def arguments(s: Snapshot) -> Result:
     """vLLM's parser refused an option (proven)."""
