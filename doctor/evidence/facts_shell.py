@@ -39,7 +39,7 @@ _WSL_LIST = re.compile(r"^\*?\s*(\S{2,40})\s+(?:Running|Stopped)\s+([12])$")
 _LIBCUDA = re.compile(r"(libcuda\.so(?:\.1)?|libnvidia-ml\.so(?:\.1)?) (?:\([^)]{1,60}\) )?=> (/\S{1,200})")
 _DRIVER_PACKAGE = re.compile(
     r"^(?:nvidia-driver-\d+|nvidia-driver|nvidia-open|nvidia-headless-|libnvidia-compute-\d+|libnvidia-gl-|cuda-drivers|"
-    r"nvidia-kernel-|nvidia-dkms-|nvidia-utils-\d+|xserver-xorg-video-nvidia|libcuda1$|libnvidia-ml1$)"
+    r"nvidia-kernel-|nvidia-dkms-|xserver-xorg-video-nvidia|libcuda1$|libnvidia-ml1$)"
 )
 _GLIBC = re.compile(r"ldd \([^)]{1,60}\) (\d\.\d{1,3})")
 _GCC_LINE = re.compile(r"^(?:gcc|g\+\+|cc|c\+\+)(?:-\d+)? \([^)]{1,100}\) (\d+)\.(\d+)\.(\d+)")

@@ -174,7 +174,8 @@ def weights(s: Snapshot) -> Result:
         almost = free is not None and free < 0.5
         expandable = any(e.values["value"].lower() in ("true", "1") for e in events(s, "wsl.expandable"))
         clear = almost and not others and not (wsl_sign(s) and expandable)
-        sure = together(s, event, while_loading) if clear else LIKELY
+        framed = while_loading.signal == "memory.load-frame"  # that loading never ended is not shown by a text
+        sure = together(s, event, while_loading) if clear and framed else LIKELY
         return say(cause, sure, text, event, while_loading)
     return None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from doctor.checks.evidence.common import (
     HINT,
     LIKELY,
@@ -160,7 +162,7 @@ def disk_full(s: Snapshot) -> Result:
     cause = "disk-full"
     for event in events(s, "storage.no-space"):
         path = event.values.get("path", "")
-        shared = path.startswith((SHM, "/psm_", "/torch_")) or "NCCL" in event.text or "psm_" in event.text
+        shared = path.startswith((SHM, "/psm_", "/torch_")) or re.search("NCCL|psm_|fallocate", event.text)
         if shared or near(s, event, _SHM, before=3, after=3):
             continue
         full = next(
@@ -171,7 +173,9 @@ def disk_full(s: Snapshot) -> Result:
         if "Not enough free" in event.text or "quota" in event.text.lower():
             return say(cause, LIKELY, f"there is not enough room{where}", event, full)
         at = f" ({full.values['mount']} is {full.values['percent']} % full)" if full else ""
-        return say(cause, PROVEN, f"no room was left{where}{at}", event, full)
+        # without a path or an error number it could be shared memory after all
+        sure = PROVEN if path or re.search(r"error 28|Errno 28|register layer|write ", event.text) else LIKELY
+        return say(cause, sure, f"no room was left{where}{at}", event, full)
     return None
 
 

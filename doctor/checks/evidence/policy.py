@@ -15,9 +15,9 @@ from doctor.snapshot import Snapshot
 
 #: Causes that facts alone prove, even facts read from a text.
 _STAY_PROVEN = frozenset(
-    """driver-too-old-for-cuda-build glibc-too-old gpu-compute-capability-unsupported gpu-dropped-by-cuda13
-    gpu-too-new-for-torch-build cpu-only-torch wsl2-kernel-outdated wsl2-linux-driver-installed
-    wsl2-windows-without-gpu-support pynvml-shim-installed""".split()
+    """driver-too-old-for-cuda-build gpu-compute-capability-unsupported gpu-too-new-for-torch-build cpu-only-torch
+    wsl2-linux-driver-installed wsl2-windows-without-gpu-support
+    pynvml-shim-installed""".split()
 )
 
 #: Causes that cannot be when CUDA worked in the same report.
@@ -26,7 +26,7 @@ _NEEDS_NO_CUDA = frozenset({"driver-too-old-for-cuda-build", "cpu-only-torch"})
 
 def limit(finding: Finding, s: Snapshot) -> Finding:
     """The finding as sure as a text allows."""
-    if finding.confidence is PROVEN and (finding.id not in _STAY_PROVEN or not _one_passage(finding)):
+    if finding.confidence is PROVEN and not (finding.id in _STAY_PROVEN and _one_passage(finding, s)):
         finding = replace(finding, confidence=LIKELY)
     if finding.id in _NEEDS_NO_CUDA:
         available = events(s, "report.cuda-available")
@@ -44,11 +44,20 @@ def limit(finding: Finding, s: Snapshot) -> Finding:
 
 #: Lines of a report that belong together; facts further apart may be of different machines.
 _PASSAGE = 120
+#: The same for the output of two commands.
+_COMMANDS = 8
 
 
-def _one_passage(finding: Finding) -> bool:
+def _one_passage(finding: Finding, s: Snapshot) -> bool:
     """Whether all facts that the finding rests on stand near each other in one text."""
-    places = [row.source.split(" ", 1)[0].rpartition(":") for row in finding.evidence]
+    rows = list(finding.evidence)
+    most = _PASSAGE
+    if finding.id == "wsl2-linux-driver-installed" and s.wsl:
+        if s.wsl.kernel is None:
+            return False  # that it is WSL is known from somewhere else
+        rows.append(s.evidence("wsl.kernel"))
+        most = _COMMANDS
+    places = [row.source.split(" ", 1)[0].rpartition(":") for row in rows]
     known = [(name, int(line)) for name, _, line in places if name and line.isdigit()]
     lines = [line for _, line in known]
-    return len({name for name, _ in known}) <= 1 and (not lines or max(lines) - min(lines) <= _PASSAGE)
+    return len({name for name, _ in known}) <= 1 and (not lines or max(lines) - min(lines) <= most)
