@@ -17,7 +17,10 @@ from doctor.smoke.options import DEFAULT_TIMEOUT_S, DEFAULT_UTILIZATION, REQUEST
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the contract in docs/architecture.md."""
     parser.add_argument(
-        "--model", required=True, metavar="DIR", help="model folder, or a hub name in the local cache"
+        "--model", metavar="DIR", help="model folder, or a hub name in the local cache; with --url a served name"
+    )
+    parser.add_argument(
+        "--url", metavar="URL", help="ask this running server instead of starting one; requests go nowhere else"
     )
     parser.add_argument(
         "--python", metavar="ENV", help="environment folder or interpreter that has vLLM (default: the active one)"
@@ -81,16 +84,31 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def _options(args: argparse.Namespace) -> SmokeOptions:
-    _within("--mtp", args.mtp, 0, 16)
-    _within("--util", args.util, 0.01, 1.0)
-    _within("--max-model-len", args.max_model_len, 64, 1 << 24)
-    _within("--port", args.port, 1, 65535)
-    _within("--timeout", args.timeout, 0.1, 86400)
-    _within("--request-timeout", args.request_timeout, 0.1, 86400)
-    if not args.model:
+    within("--mtp", args.mtp, 0, 16)
+    within("--util", args.util, 0.01, 1.0)
+    within("--max-model-len", args.max_model_len, 64, 1 << 24)
+    within("--port", args.port, 1, 65535)
+    within("--timeout", args.timeout, 0.1, 86400)
+    within("--request-timeout", args.request_timeout, 0.1, 86400)
+    if args.url is not None:
+        given = {
+            "--python": args.python,
+            "--port": args.port,
+            "--util": args.util,
+            "arguments after --": args.serve_args,
+        }
+        wrong = [name for name, value in given.items() if value]
+        if wrong:
+            raise DoctorError(f"{wrong[0]} cannot go with --url: that server is already running")
+    elif args.model is None:
+        raise DoctorError(
+            "--model is missing; give the folder that holds config.json, or --url of a running server"
+        )
+    elif not args.model:
         raise DoctorError("--model is empty; give the folder that holds config.json")
     return SmokeOptions(
-        model=args.model,
+        model=args.model or "",
+        url=args.url,
         python=args.python,
         mtp=args.mtp,
         utilization=args.util,
@@ -103,7 +121,8 @@ def _options(args: argparse.Namespace) -> SmokeOptions:
     )
 
 
-def _within(name: str, value: float | None, low: float, high: float) -> None:
+def within(name: str, value: float | None, low: float, high: float) -> None:
+    """Raises DoctorError for an option out of its range."""
     if value is not None and not low <= value <= high:
         raise DoctorError(f"{name} {json.dumps(value)} is out of range: {low:g} to {high:g}")
 

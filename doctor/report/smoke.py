@@ -50,6 +50,12 @@ def print_smoke(result: SmokeResult, *, verbose: bool = False, out: Console | No
 
 def _reason(result: SmokeResult) -> str:
     verdict = result.judgement.verdict
+    if result.attached:
+        where = f"vLLM {result.environment.vllm}".strip() + f" at {result.attached.url}"
+        if result.readiness is None:
+            return f"{where} cannot be asked"
+        if verdict is Verdict.READY:
+            return f"{where} answers, with {result.attached.model}"
     if result.readiness is None:
         return "no server was started: " + "; ".join(f.title for f in result.judgement.findings)
     if verdict is Verdict.READY:
@@ -69,10 +75,18 @@ def _table(result: SmokeResult, ascii_only: bool) -> Table:
     table.add_column(overflow="fold")
     ready = result.readiness
     if ready is not None:
-        facts = result.follower.facts if result.follower else None
+        session = result.attached.session if result.attached else None
+        facts = result.follower.facts if result.follower else session.server if session else None
         pool = f"; KV cache {facts.kv_tokens:,} tokens" if facts and facts.kv_tokens else ""
         block = f", block {facts.block_size}" if facts and facts.block_size else ""
-        table.add_row(_mark("pass", ascii_only), "start", f"healthy after {ready.seconds:.0f} s{pool}{block}")
+        table.add_row(
+            _mark("pass", ascii_only),
+            *(
+                ("server", f"running{pool}{block}")
+                if session
+                else ("start", f"healthy after {ready.seconds:.0f} s{pool}{block}")
+            ),
+        )
     for one in result.results:
         table.add_row(_mark(one.status, ascii_only), one.name, f"{one.why}{_figures(one)}")
     return table

@@ -5,10 +5,12 @@ from __future__ import annotations
 import http.client
 import json
 import time
+import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from doctor.errors import DoctorError
 from doctor.serve.metrics import Metrics, parse
 
 #: Largest body that is read in one piece (the metrics of a busy server are below 1 MB).
@@ -57,11 +59,57 @@ class Answer:
 class Client:
     """Talks to one server. ``deadline_s`` bounds each request as a whole."""
 
-    def __init__(self, port: int, model: str, *, host: str = "127.0.0.1", deadline_s: float = 120.0) -> None:
+    def __init__(
+        self,
+        port: int,
+        model: str,
+        *,
+        host: str = "127.0.0.1",
+        deadline_s: float = 120.0,
+        tls: bool = False,
+        root: str = "",
+        key: str = "",
+    ) -> None:
         self.host = host
         self.port = port
         self.model = model
         self.deadline_s = deadline_s
+        self._tls = tls
+        self._root = root
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+
+    @classmethod
+    def of_url(cls, url: str, *, deadline_s: float = 120.0, key: str = "") -> Client:
+        """A client of a running server; which model it serves is to be asked. Raises DoctorError."""
+        try:
+            parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
+            port = parts.port
+        except ValueError as error:
+            raise DoctorError(f"--url {url}: {error}") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise DoctorError(f"--url {url}: give it as http://HOST:PORT")
+        if parts.username or parts.query or parts.fragment:
+            raise DoctorError("--url takes no user, query or fragment; a key goes into VLLM_API_KEY")
+        root = parts.path.rstrip("/").removesuffix("/v1")
+        tls = parts.scheme == "https"
+        port = port or (443 if tls else 80)
+        return cls(port, "", host=parts.hostname, deadline_s=deadline_s, tls=tls, root=root, key=key)
+
+    @property
+    def url(self) -> str:
+        """Where it asks."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http{'s' if self._tls else ''}://{host}:{self.port}{self._root}"
+
+    def models(self, timeout_s: float = 10.0) -> list[Mapping[str, Any]]:
+        """The models that are served, first the base model. Raises ServerError."""
+        answer = self.get("/v1/models", timeout_s)
+        rows = answer.get("data") if isinstance(answer, dict) else None
+        if not isinstance(rows, list) or not all(
+            isinstance(r, dict) and isinstance(r.get("id"), str) for r in rows
+        ):
+            raise ServerError("/v1/models lists no models")
+        return rows
 
     def healthy(self, timeout_s: float = 2.0) -> bool:
         """True when /health answers 200. It proves only that the HTTP server runs: ask the model too."""
@@ -111,6 +159,8 @@ class Client:
         }
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
+        if self._tls:
+            return http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s)
         return http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
 
     def _call(self, method: str, path: str, body: Any, timeout_s: float) -> tuple[int, bytes]:
@@ -118,7 +168,8 @@ class Client:
         try:
             payload = None if body is None else json.dumps(body).encode()
             headers = {"Content-Type": "application/json"} if payload else {}
-            connection.request(method, path, payload, headers)
+            # redirects are not followed: nothing is sent anywhere else
+            connection.request(method, self._root + path, payload, {**headers, **self._headers})
             response = connection.getresponse()
             return response.status, response.read(_BODY_LIMIT)
         except (OSError, http.client.HTTPException) as error:
@@ -140,7 +191,8 @@ class Client:
         deadline = began + self.deadline_s
         connection = self._connect(self.deadline_s)
         try:
-            connection.request("POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+            headers = {"Content-Type": "application/json", **self._headers}
+            connection.request("POST", self._root + path, json.dumps(body).encode(), headers)
             response = connection.getresponse()
             reader.status = response.status
             if response.status != 200:

@@ -28,11 +28,12 @@ def _server_json(result: SmokeResult) -> dict[str, Any]:
     out: dict[str, Any] = {
         "vllm": environment.vllm or None,
         "torch": environment.torch or None,
-        "device": "cpu" if environment.cpu else "gpu",
+        "device": None if result.attached else "cpu" if environment.cpu else "gpu",
         "environment": environment.prefix,
         "model": result.model.path or result.model.given,
         "architecture": result.model.architecture or None,
-        "state": ready.state if ready else "not started",
+        "url": result.attached.url if result.attached else None,
+        "state": ready.state if ready else ("no answer" if result.attached else "not started"),
         "log": str(result.log) if result.log and result.log.exists() else None,
     }
     if result.command is not None:
@@ -42,9 +43,11 @@ def _server_json(result: SmokeResult) -> dict[str, Any]:
             "port": result.command.port,
             "pid": result.pid,
         }
-    if ready is not None:
+    if ready is not None and not result.attached:
         out |= {"ready_s": ready.seconds if ready.state == "healthy" else None, "phase": ready.phase}
         out["exit"] = ready.exit.code if ready.exit else None
+    if result.attached and result.attached.session:
+        out |= {name: getattr(result.attached.session.server, name) for name in _FIGURES}
     if result.follower is not None:
         facts = result.follower.facts
         out["phases"] = [{"phase": p, "at_s": s} for p, s in result.follower.phases]

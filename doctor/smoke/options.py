@@ -30,3 +30,4 @@ class SmokeOptions:
     request_s: float = REQUEST_S
     out: Path | None = None
     serve_args: tuple[str, ...] = ()
+    url: str | None = None  # a running server instead of one of our own

@@ -24,6 +24,7 @@ from doctor.smoke import ending, preflight
 from doctor.smoke.model import ModelInfo, inspect
 from doctor.smoke.options import CPU_MAX_MODEL_LEN, DEFAULT_MAX_MODEL_LEN, DEFAULT_UTILIZATION, SmokeOptions
 from doctor.smoke.probes import ABSTAIN, FAIL, PASS, Result, Session, all_probes
+from doctor.smoke.running import Attached, attach
 
 if TYPE_CHECKING:
     from doctor.report.redact import Redactor
@@ -51,6 +52,7 @@ class SmokeResult:
     pid: int | None = None
     left: tuple[int, ...] = ()
     stop_s: float | None = None
+    attached: Attached | None = None  # the running server of --url
 
     @property
     def judgement(self) -> Judgement:
@@ -63,6 +65,8 @@ class SmokeResult:
 
 def run_smoke(options: SmokeOptions, host: Host, say: Say) -> SmokeResult:
     """Runs the whole test. ``say`` gets what is happening now. Raises DoctorError for misuse."""
+    if options.url is not None:
+        return _run_attached(options, host, say)
     check_extra(options.serve_args)
     environment = locate(host, options.python)
     model = inspect(host, options.model)
@@ -98,6 +102,21 @@ def run_smoke(options: SmokeOptions, host: Host, say: Say) -> SmokeResult:
             result.left = server.left
     if result.left:
         result.notes.append(f"processes {', '.join(map(str, result.left))} did not end even after SIGKILL")
+    return result
+
+
+def _run_attached(options: SmokeOptions, host: Host, say: Say) -> SmokeResult:
+    """The probes on a server that somebody else started."""
+    client = Client.of_url(options.url or "", deadline_s=options.request_s, key=host.env.get("VLLM_API_KEY", ""))
+    say(f"asking {client.url}")
+    server = attach(client, options.model or None)
+    environment = VllmEnvironment("", "", "--url", server.version)
+    result = SmokeResult(ModelInfo(server.model or options.model, server.root), environment, attached=server)
+    if server.session is None:
+        result.findings += [server.problem] if server.problem else []
+        return result
+    result.readiness = Readiness("healthy", "healthy", 0.0)
+    _probe(result, server.session, None, say)
     return result
 
 
@@ -145,6 +164,7 @@ def _serve(options: SmokeOptions, result: SmokeResult, wanted: Settings, server:
         prefix_caching=wanted.prefix_caching,
         max_model_len=_max_model_len(client, wanted.max_model_len),
         random_weights=wanted.random_weights,
+        log=server.log,
     )
     _probe(result, session, server, say)
     follower.read()
@@ -159,7 +179,7 @@ def _max_model_len(client: Client, asked: int) -> int:
     return told if isinstance(told, int) else asked
 
 
-def _probe(result: SmokeResult, session: Session, server: Server, say: Say) -> None:
+def _probe(result: SmokeResult, session: Session, server: Server | None, say: Say) -> None:
     done = {r.name for r in result.results}
     stopped = ""
     for item in all_probes():
@@ -171,8 +191,8 @@ def _probe(result: SmokeResult, session: Session, server: Server, say: Say) -> N
         say(item.TITLE)
         one = item.probe(session)
         failed_request = one.finding is not None and one.finding.id == "server-gives-no-answer"
-        ended = server.poll(_DEATH_WAIT_S if failed_request else 0.0)
-        if ended is not None or (failed_request and _engine_dead(server.log)):
+        ended = server.poll(_DEATH_WAIT_S if failed_request else 0.0) if server else None
+        if server and (ended is not None or (failed_request and _engine_dead(server.log))):
             dead = ending.died_on_request(server.log, ended, item.TITLE)
             result.findings += dead
             one = replace(one, status=FAIL, why=f"the server died: {dead[0].summary}", finding=None)

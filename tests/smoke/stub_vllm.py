@@ -20,6 +20,9 @@ It is started through a fake ``ENV/bin/vllm``. What it does wrong comes in VLLM_
     no-accept       nothing is accepted
     drifting        a greedy answer differs the second time, surely
     rounding        it differs where two tokens are nearly equal
+    jit             the first request of each length takes 0.6 s longer and names a compiled kernel
+    jit-loaded      it names the kernel and is as quick as later ones
+    slow-first      it takes longer and names nothing
     no-template     chat answers HTTP 400
     children        starts a child with a cleared environment and one in a session of its own
     stubborn        everything ignores SIGTERM
@@ -40,6 +43,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 WORDS = os.environ.get("VLLM_STUB", "").split()
 HERE = os.path.dirname(os.path.abspath(__file__))
 BLOCK = 544
+#: As in vLLM 0.32.0; 0.26.0 has the same text.
+JIT_LINE = (
+    "(Worker pid=9) WARNING 11-30 10:50:50 [jit_monitor.py:131] Triton kernel JIT compilation during inference: "
+    "_kernel_{}. This causes a latency spike; consider extending warmup to cover this shape/config."
+)
 #: (phase, line) of a start, after vLLM 0.32.0 on a CPU.
 with open(os.path.join(HERE, "start.log"), encoding="utf-8") as _file:
     LINES = [tuple(line.rstrip("\n").split("\t", 1)) for line in _file]
@@ -51,6 +59,7 @@ class _State:
         self.cache = {}
         self.queries = self.hits = self.drafts = self.drafted = self.accepted = 0
         self.position = [0, 0]
+        self.shapes = set()
         self.lock = threading.Lock()
 
 
@@ -126,6 +135,13 @@ class Handler(BaseHTTPRequestHandler):
             State.asked += 1
             prompt = body.get("prompt", "chat")
             key = json.dumps(prompt)
+            size = len(prompt) if isinstance(prompt, list) else 0
+            if size not in State.shapes and {"jit", "jit-loaded", "slow-first"} & set(WORDS):
+                State.shapes.add(size)
+                if "slow-first" not in WORDS:
+                    say(JIT_LINE.format(size))
+                if "jit-loaded" not in WORDS:
+                    time.sleep(0.6)
             tokens = len(prompt) if isinstance(prompt, list) else len(str(prompt).split())
             seen = State.cache.get(key, 0)
             State.cache[key] = seen + 1
@@ -209,7 +225,8 @@ def metrics():
         for position, value in enumerate(State.position):
             name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
             out += f'{name}{{{label},position="{position}"}} {float(value)}\n'
-    return out + f'vllm:cache_config_info{{block_size="{BLOCK}",mamba_block_size="16",engine="0"}} 1.0\n'
+    cache = f'block_size="{BLOCK}",enable_prefix_caching="True",mamba_block_size="16",engine="0"'
+    return out + f"vllm:cache_config_info{{{cache}}} 1.0\n"
 
 
 def child(*extra):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from doctor.facts import ServingFacts
@@ -52,6 +53,9 @@ class Session:
     prefix_caching: bool
     max_model_len: int
     random_weights: bool = False
+    log: Path | None = None  # the server's log, where it can be read
+    shared: bool = False  # others may ask it at the same time, so counters may count more
+    unknown: frozenset[str] = frozenset()  # fields above that the server does not tell
 
     def metrics(self) -> Metrics | None:
         """The counters, or None when they cannot be read."""
@@ -73,9 +77,9 @@ class Probe(Protocol):
 
 def all_probes() -> tuple[Probe, ...]:
     """In the order they run: whether it answers at all comes first."""
-    from doctor.smoke.probes import consistency, liveness, prefix_cache, speculative
+    from doctor.smoke.probes import consistency, first_requests, liveness, prefix_cache, speculative
 
-    return (liveness, prefix_cache, speculative, consistency)
+    return (liveness, first_requests, prefix_cache, speculative, consistency)
 
 
 def rounded(value: float | None, digits: int = 3) -> float | None:

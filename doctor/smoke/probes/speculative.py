@@ -25,8 +25,10 @@ ENOUGH_DRAFTS = 20
 
 def probe(session: Session) -> Result:
     """Generates from two prompts and reads acceptance by position."""
+    if "draft_tokens" in session.unknown:
+        return Result(NAME, ABSTAIN, "the server does not tell whether it speculates")
     if not session.draft_tokens:
-        return Result(NAME, ABSTAIN, "MTP is not asked for", asked=False)
+        return Result(NAME, ABSTAIN, "MTP is not in use", asked=False)
     before = session.metrics()
     answers: list[Answer] = []
     for _ in range(PROMPTS):

@@ -8,7 +8,8 @@ full-attention layer, a small vision tower and one MTP layer. What decides cache
 blocks: 528 tokens, 544 with two draft tokens, on a block alignment of 16.
 
 The next token is a fixed permutation of the current one, plus a part that depends on the context
-(``--layer-noise``): so text is repeatable and never ends by itself. The MTP head follows the same
+(``--layer-noise``): so text is repeatable and never ends by itself. With ``--layer-noise`` of
+2 and more and ``--long-memory``, text shows what the state of the layers holds. The MTP head follows the same
 permutation, disturbed by ``--mtp-noise``: 4 gives an acceptance near 0.6 at the first position.
 
 Needs numpy and tokenizers, which come with vLLM.
@@ -93,7 +94,7 @@ def full_attention(weights, prefix, layer_noise):
     decoder_tail(weights, prefix, layer_noise)
 
 
-def gated_delta_net(weights, prefix, layer_noise):
+def gated_delta_net(weights, prefix, layer_noise, long_memory=False):
     attention, values = f"{prefix}.linear_attn", STATE_VALUE_HEADS * STATE_HEAD
     channels = 2 * STATE_KEY_HEADS * STATE_HEAD + values
     weights.noise(f"{attention}.in_proj_qkv.weight", channels, HIDDEN)
@@ -105,6 +106,8 @@ def gated_delta_net(weights, prefix, layer_noise):
     weights.fill(f"{attention}.norm.weight", 1, STATE_HEAD)
     weights.fill(f"{attention}.dt_bias", 1, STATE_VALUE_HEADS)
     decay = np.log(weights.random.uniform(0.01, 16, STATE_VALUE_HEADS))
+    if long_memory:  # a state that lives for thousands of tokens in some heads and for a few in others
+        decay = np.log(np.logspace(-4, 0, STATE_VALUE_HEADS))
     weights.arrays[f"{attention}.A_log"] = decay.astype(np.float32)
     decoder_tail(weights, prefix, layer_noise)
 
@@ -247,7 +250,7 @@ def write(path, content):
     path.write_text(json.dumps(content, indent=1))
 
 
-def make(folder, mtp_noise=4.0, layer_noise=0.3, with_mtp=True, seed=0):
+def make(folder, mtp_noise=4.0, layer_noise=0.3, with_mtp=True, seed=0, long_memory=False):
     """Writes the whole model folder."""
     folder.mkdir(parents=True, exist_ok=True)
     ids, size = tokenizer(folder)
@@ -259,8 +262,11 @@ def make(folder, mtp_noise=4.0, layer_noise=0.3, with_mtp=True, seed=0):
     write(folder / "generation_config.json", {"eos_token_id": ends, "pad_token_id": ends[1], **sampling})
     weights = Weights(seed)
     for number, kind in enumerate(config["text_config"]["layer_types"]):
-        layer = full_attention if kind == "full_attention" else gated_delta_net
-        layer(weights, f"model.language_model.layers.{number}", layer_noise)
+        prefix = f"model.language_model.layers.{number}"
+        if kind == "full_attention":
+            full_attention(weights, prefix, layer_noise)
+        else:
+            gated_delta_net(weights, prefix, layer_noise, long_memory)
     vocabulary(weights, [t for t in range(size) if t not in ids.values()], list(ids.values()))
     if with_mtp:
         draft_head(weights, mtp_noise, layer_noise)
@@ -276,7 +282,15 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     parser.add_argument("--mtp-noise", type=float, default=4.0)
     parser.add_argument("--layer-noise", type=float, default=0.3)
+    parser.add_argument("--long-memory", action="store_true", help="recurrent state that outlives a block")
     parser.add_argument("--no-mtp", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    make(options.folder, options.mtp_noise, options.layer_noise, not options.no_mtp, options.seed)
+    make(
+        options.folder,
+        options.mtp_noise,
+        options.layer_noise,
+        not options.no_mtp,
+        options.seed,
+        options.long_memory,
+    )
