@@ -47,6 +47,8 @@ _DMESG_T = re.compile(r"\[[A-Z][a-z]{2} [A-Z][a-z]{2} {1,2}\d{1,2} \d\d:\d\d:\d\
 _KERNEL_NAME = re.compile(r"kernel: ")
 _RANK = re.compile(r"\[rank\d{1,5}\]:(?:\[[EWIV]\d{3,4} [\d:.]{8,20} [\w./-]{1,80}:\d{1,6}\])?[ \t]?")  # torch
 
+_NCCL = re.compile(r"[\w.-]{1,64}:\d{1,8}:\d{1,8} \[\d{1,3}\] ")  # host:pid:thread [rank]
+
 _CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _SMALL = _CAPITALS.lower()
 #: What a line can start with, by its first character.
@@ -55,10 +57,10 @@ _BY_START: dict[str, tuple[re.Pattern[str], ...]] = {
     "[": (_KERNEL, _RANK, _DMESG_T, _KUBECTL),
     "<": (_KERNEL,),
     "(": (_PROCESS,),
-    **dict.fromkeys("0123456789", (_STAMP, _COMPOSE)),
-    **dict.fromkeys(_CAPITALS, (_LEVEL, _SYSLOG, _COMPOSE)),
-    **dict.fromkeys(_SMALL, (_COMPOSE,)),
-    "k": (_KERNEL_NAME, _COMPOSE),
+    **dict.fromkeys("0123456789", (_STAMP, _COMPOSE, _NCCL)),
+    **dict.fromkeys(_CAPITALS, (_LEVEL, _SYSLOG, _COMPOSE, _NCCL)),
+    **dict.fromkeys(_SMALL, (_COMPOSE, _NCCL)),
+    "k": (_KERNEL_NAME, _COMPOSE, _NCCL),
 }
 
 

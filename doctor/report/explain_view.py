@@ -13,6 +13,7 @@ from doctor.evidence.load import Reading
 from doctor.evidence.load import Text as ReadText
 from doctor.finding import Confidence, Finding, Severity, Verdict
 from doctor.report import terminal
+from doctor.report.machine import machine_rows
 from doctor.report.redact import Redactor
 
 #: Notes and harmless remarks that are kept for -v.
@@ -23,6 +24,8 @@ _BENIGN = {
     "eager-mode-enabled": "no fault: CUDA graphs were switched off",
     "hybrid-kv-pool-accounting": "no fault: how vLLM counts the pool of hybrid models",
 }
+#: Kinds of text that describe a machine rather than a run.
+_REPORTS = {"environment report", "nvidia-smi", "pip or uv output"}
 #: Other findings shown beside the causes without -v.
 _OTHERS = 4
 
@@ -100,7 +103,17 @@ def _print_no_cause(
     if rest and judgement.verdict is Verdict.DEGRADED:
         out.print(Text("Nothing in the text stops vLLM. What costs speed or quality:", style="bold yellow"))
         return
-    out.print(Text("The cause is not known from this text.", style="bold yellow"))
+    report_only = all(k.label in _REPORTS for t in reading.texts for k in t.kinds) and any(
+        t.kinds for t in reading.texts
+    )
+    unknown = (
+        "Nothing in this report explains a failure; the server's log may."
+        if report_only
+        else "The cause is not known from this text."
+    )
+    out.print(Text(unknown, style="bold yellow"))
+    for label, value in machine_rows(snapshot):
+        out.print(Text(redactor.text(f"  {label}: {value}")))
     lines = [e for t in reading.texts for e in t.telling]
     if lines:
         out.print("The lines that say most:")

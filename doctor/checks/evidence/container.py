@@ -18,6 +18,7 @@ from doctor.checks.evidence.common import (
     together,
     wsl_sign,
 )
+from doctor.checks.evidence.remedies import install_toolkit, register_runtime, shared_memory
 from doctor.checks.registry import Result
 from doctor.snapshot import Event, Snapshot
 
@@ -35,11 +36,18 @@ def toolkit(s: Snapshot) -> Result:
             "docker knows no device driver that gives containers a GPU: the NVIDIA container "
             "toolkit is not in place"
         )
-        return say(cause, together(s, event, absent), text, event, absent)
+        return say(cause, together(s, event, absent), text, event, absent, fixes=install_toolkit(s))
     if absent:
         text = "the NVIDIA container toolkit's program is not there"
         asked = first(s, "container.asked-runtime")
-        return say(cause, PROVEN if absent.signal == "container.runtime-binary" else LIKELY, text, absent, asked)
+        return say(
+            cause,
+            PROVEN if absent.signal == "container.runtime-binary" else LIKELY,
+            text,
+            absent,
+            asked,
+            fixes=install_toolkit(s),
+        )
     return None
 
 
@@ -50,7 +58,7 @@ def runtime(s: Snapshot) -> Result:
     event = first(s, "container.unknown-runtime")
     if event:
         text = f"this docker daemon knows no runtime called {event.values.get('runtime', 'nvidia')}"
-        return say(cause, PROVEN, text, event)
+        return say(cause, PROVEN, text, event, fixes=register_runtime(s))
     listed = first(s, "container.runtimes-line")
     asked = first(s, "container.asked-runtime")
     if listed and asked and "nvidia" not in listed.text:
@@ -178,10 +186,10 @@ def shm(s: Snapshot) -> Result:
     text = f"{SHM} is too small for what the workers share{shown}"
     for event in events(s, "container.shm-nccl"):
         attach = "attaching" in event.text
-        return say(cause, LIKELY if attach else PROVEN, text, event, size)
+        return say(cause, LIKELY if attach else PROVEN, text, event, size, fixes=shared_memory())
     seen = first(s, "container.shm-python")
     if seen:
-        return say(cause, PROVEN if "No space" in seen.text else LIKELY, text, seen, size)
+        return say(cause, PROVEN if "No space" in seen.text else LIKELY, text, seen, size, fixes=shared_memory())
     small = size and size.values["size"] in ("64M", "64.0M", "65536", "64Mi")
     failed = next(
         (e for e in events(s, "network.nccl-error") if "system" in e.values.get("what", "").lower()), None

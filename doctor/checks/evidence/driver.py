@@ -30,9 +30,9 @@ def too_old(s: Snapshot) -> Result:
     event = first(s, "driver.too-old")
     if event:
         level = _level(event.values["found"])
-        build = (s.python.torch_cuda if s.python else None) or None
-        need = f" {build}" if build else " of a newer release"
-        text = f"the driver serves CUDA {level} at most; torch is built for CUDA{need}"
+        build = _build(s)
+        need = f"CUDA {build}" if build else "a newer release"
+        text = f"the driver serves CUDA {level} at most; torch is built for {need}"
         driver = s.evidence("driver.version") if s.driver and s.driver.version else None
         return say(cause, PROVEN, text, event, driver, fixes=_update(s, build, level))
     plain = first(s, "driver.insufficient")
@@ -52,6 +52,13 @@ def too_old(s: Snapshot) -> Result:
         text = f"libcuda lacks {symbol.values['symbol']}, which a newer driver has"
         return say(cause, LIKELY, text, symbol)
     return None
+
+
+def _build(s: Snapshot) -> str | None:
+    """The CUDA release of torch as shown, or that of the plain wheel of this vLLM, which pins torch."""
+    if s.python is None:
+        return None
+    return s.python.torch_cuda or (s.python.vllm_cuda if "." in (s.python.vllm_cuda or "") else None)
 
 
 def _level(found: str) -> str:
@@ -79,6 +86,7 @@ def _update(s: Snapshot, build: str | None, level: str | None) -> list[Remedy]:
         f"Or install torch and vLLM builds for CUDA {major or 'a release that the driver serves'}"
         + (f" (such as cu{level.replace('.', '')})" if level else ""),
         automatic=True,
+        commands=(("uv", "pip", "install", "--reinstall", "vllm", "--torch-backend=auto"),),
         risk=Risk.CAUTION,
     )
     return [first_fix, second]

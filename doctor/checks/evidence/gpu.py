@@ -6,6 +6,7 @@ import re
 
 from doctor.catalogue.gpus import lookup
 from doctor.checks.evidence.common import HINT, LIKELY, PROVEN, events, file_of, first, near, rule, say, together
+from doctor.checks.evidence.remedies import together as reinstall_together
 from doctor.checks.gpu import serves
 from doctor.checks.registry import Result
 from doctor.facts import GpuFacts
@@ -61,9 +62,13 @@ def too_new(s: Snapshot) -> Result:
     cause = "gpu-too-new-for-torch-build"
     for event, name, capability, built in _refused(s):
         if built and capability > max(built):
-            text = f"{name} is sm_{capability[0]}{capability[1]}; this torch has code up to {_text(max(built))}"
+            text = (
+                f"{name} is sm_{capability[0]}{capability[1]}; this torch has code up to "
+                f"sm_{max(built)[0]}{max(built)[1]}"
+            )
             follow = near(s, event, {"gpu.supported-list", "gpu.cc-list"}, before=0, after=12)
-            return say(cause, PROVEN, text, event, follow, first(s, "gpu.no-kernel-image"))
+            image = first(s, "gpu.no-kernel-image")
+            return say(cause, PROVEN, text, event, follow, image, fixes=reinstall_together())
         if not built and capability >= (10, 0):
             text = f"{name} is sm_{capability[0]}{capability[1]}, which this torch says it does not support"
             return say(cause, LIKELY, text, event)

@@ -6,6 +6,8 @@ import re
 
 from doctor import catalogue
 from doctor.checks.evidence.common import HINT, LIKELY, PROVEN, events, first, has, near, rule, say, together
+from doctor.checks.evidence.remedies import older_transformers, upgrade_vllm
+from doctor.checks.evidence.remedies import together as reinstall_together
 from doctor.checks.registry import Result
 from doctor.finding import Remedy, Risk
 from doctor.snapshot import Event, Snapshot
@@ -44,7 +46,13 @@ def transformers_old(s: Snapshot) -> Result:
             return say(cause, sure, f"the model type {kind} is not in the registry of what is installed", event)
         version = (s.serving.vllm if s.serving else None) or (s.python.vllm if s.python else None)
         what = f"vLLM {version} and its transformers do" if version else "what is installed does"
-        return say(cause, PROVEN, f"{what} not know the model type {kind or 'of this model'}", event)
+        return say(
+            cause,
+            PROVEN,
+            f"{what} not know the model type {kind or 'of this model'}",
+            event,
+            fixes=upgrade_vllm(cause),
+        )
     for event in events(s, "python.transformers-import"):
         name = event.values["name"]
         installed = _major(s.python.transformers if s.python else None)
@@ -61,7 +69,13 @@ def transformers_new(s: Snapshot) -> Result:
     for event in events(s, "python.transformers-attribute"):
         name = event.values.get("name", "")
         if _REMOVED_IN_5.match(name):
-            return say(cause, PROVEN, f"vLLM reads {name}, which transformers 5 no longer has", event)
+            return say(
+                cause,
+                PROVEN,
+                f"vLLM reads {name}, which transformers 5 no longer has",
+                event,
+                fixes=older_transformers(s),
+            )
         if name == "aimv2":
             return say(
                 cause, PROVEN, "this vLLM registers a configuration that transformers has of its own by now", event
@@ -115,7 +129,13 @@ def torch_abi(s: Snapshot) -> Result:
         ours = "vllm" in event.values.get("file", "") or file.startswith("_C")
         if torch:
             text = f"{file or 'a compiled module'} was built against another torch: {symbol[:60]} is missing"
-            return say(cause, PROVEN if ours else LIKELY, text, event)
+            return say(
+                cause,
+                PROVEN if ours else LIKELY,
+                text,
+                event,
+                fixes=(*reinstall_together(), *catalogue.cause(cause).remedies[1:]),
+            )
         if ours:
             return say(cause, LIKELY, f"{file} was built against other libraries: {symbol[:60]} is missing", event)
     for event in events(s, "python.conflict"):
@@ -145,8 +165,8 @@ def cuda_majors(s: Snapshot) -> Result:
         text = f"{library}.so.{major} is missing: something installed is built for CUDA {major}"
         if theirs and theirs != major:
             text += f", torch is built for CUDA {torch}"
-            return say(cause, LIKELY, text, event, s.evidence("python.torch_cuda"))
-        return say(cause, HINT if theirs == major else LIKELY, text, event)
+            return say(cause, LIKELY, text, event, s.evidence("python.torch_cuda"), fixes=reinstall_together())
+        return say(cause, HINT if theirs == major else LIKELY, text, event, fixes=reinstall_together())
     return None
 
 

@@ -19,6 +19,7 @@ from doctor.checks.evidence.common import (
     together,
     wsl_sign,
 )
+from doctor.checks.evidence.remedies import pinned_memory
 from doctor.checks.registry import Result
 from doctor.snapshot import Event, Snapshot
 
@@ -33,7 +34,8 @@ def uva(s: Snapshot) -> Result:
     text = "the V2 model runner needs pinned host memory, which vLLM leaves off under WSL2"
     if sign is None:
         text = "the V2 model runner needs pinned host memory, which is off here; under WSL2 vLLM leaves it off"
-    return say("wsl2-uva-unavailable", together(s, event, sign), text, event, sign)
+    fixes = pinned_memory("wsl2-uva-unavailable")
+    return say("wsl2-uva-unavailable", together(s, event, sign), text, event, sign, fixes=fixes)
 
 
 @rule("wsl2-pin-memory-off", start=False)
