@@ -18,8 +18,9 @@ from doctor.checks.evidence.common import (
     together,
     wsl_sign,
 )
+from doctor.checks.evidence.remedies import cuda12
 from doctor.checks.registry import Result
-from doctor.finding import Evidence, Remedy, Risk
+from doctor.finding import Evidence, Remedy
 from doctor.snapshot import Event, Snapshot
 
 
@@ -81,13 +82,11 @@ def _update(s: Snapshot, build: str | None, level: str | None) -> list[Remedy]:
     )
     after = ", then run `wsl --shutdown` there" if windows else ", then restart"
     first_fix = Remedy(f"Update {where}{wanted}{after}", verify=("nvidia-smi",))
-    major = level.split(".")[0] if level else None
-    second = Remedy(
-        f"Or install torch and vLLM builds for CUDA {major or 'a release that the driver serves'}"
-        + (f" (such as cu{level.replace('.', '')})" if level else ""),
-        automatic=True,
-        commands=(("uv", "pip", "install", "--reinstall", "vllm", "--torch-backend=auto"),),
-        risk=Risk.CAUTION,
+    older = level is None or int(level.split(".")[0]) < 12
+    second = (
+        Remedy(f"Or a vLLM of the time of this driver (CUDA {level}); it is too old for CUDA 12 builds")
+        if older and level
+        else cuda12()
     )
     return [first_fix, second]
 

@@ -6,7 +6,7 @@ import re
 
 from doctor.catalogue.gpus import lookup
 from doctor.checks.evidence.common import HINT, LIKELY, PROVEN, events, file_of, first, near, rule, say, together
-from doctor.checks.evidence.remedies import together as reinstall_together
+from doctor.checks.evidence.remedies import same_release
 from doctor.checks.gpu import serves
 from doctor.checks.registry import Result
 from doctor.facts import GpuFacts
@@ -68,7 +68,7 @@ def too_new(s: Snapshot) -> Result:
             )
             follow = near(s, event, {"gpu.supported-list", "gpu.cc-list"}, before=0, after=12)
             image = first(s, "gpu.no-kernel-image")
-            return say(cause, PROVEN, text, event, follow, image, fixes=reinstall_together())
+            return say(cause, PROVEN, text, event, follow, image, fixes=same_release(s))
         if not built and capability >= (10, 0):
             text = f"{name} is sm_{capability[0]}{capability[1]}, which this torch says it does not support"
             return say(cause, LIKELY, text, event)

@@ -6,8 +6,7 @@ import re
 
 from doctor import catalogue
 from doctor.checks.evidence.common import HINT, LIKELY, PROVEN, events, first, has, near, rule, say, together
-from doctor.checks.evidence.remedies import older_transformers, upgrade_vllm
-from doctor.checks.evidence.remedies import together as reinstall_together
+from doctor.checks.evidence.remedies import older_transformers, same_release, upgrade_vllm
 from doctor.checks.registry import Result
 from doctor.finding import Remedy, Risk
 from doctor.snapshot import Event, Snapshot
@@ -134,7 +133,7 @@ def torch_abi(s: Snapshot) -> Result:
                 PROVEN if ours else LIKELY,
                 text,
                 event,
-                fixes=(*reinstall_together(), *catalogue.cause(cause).remedies[1:]),
+                fixes=(*same_release(s), *catalogue.cause(cause).remedies[1:]),
             )
         if ours:
             return say(cause, LIKELY, f"{file} was built against other libraries: {symbol[:60]} is missing", event)
@@ -165,8 +164,8 @@ def cuda_majors(s: Snapshot) -> Result:
         text = f"{library}.so.{major} is missing: something installed is built for CUDA {major}"
         if theirs and theirs != major:
             text += f", torch is built for CUDA {torch}"
-            return say(cause, LIKELY, text, event, s.evidence("python.torch_cuda"), fixes=reinstall_together())
-        return say(cause, HINT if theirs == major else LIKELY, text, event, fixes=reinstall_together())
+            return say(cause, LIKELY, text, event, s.evidence("python.torch_cuda"), fixes=same_release(s))
+        return say(cause, HINT if theirs == major else LIKELY, text, event, fixes=same_release(s))
     return None
 
 

@@ -82,20 +82,42 @@ def upgrade_vllm(cause: str) -> tuple[Remedy, ...]:
     )
 
 
-def together(level: str = "auto") -> tuple[Remedy, ...]:
-    """vLLM and torch afresh from one CUDA release, in an environment of their own."""
-    backend = f"--torch-backend={level}"
-    return (
-        Remedy(
-            "Install vLLM and torch together for one CUDA release that the driver serves, in a fresh environment",
-            commands=(
-                ("uv", "venv", "--python", "3.12", "vllm-env"),
-                ("uv", "pip", "install", "--python", "vllm-env", "vllm", backend),
-            ),
-            risk=Risk.CAUTION,
-            verify=("python -c 'import vllm._C, torch; print(torch.version.cuda)'",),
-        ),
+_RELEASES = "github.com/vllm-project/vllm/releases"
+_CU129 = "https://download.pytorch.org/whl/cu129"
+#: The first driver that serves CUDA 13, and the first vLLM whose plain wheel asks for it (vllm_wheel_cuda).
+_CUDA13_DRIVER, _CUDA13_VLLM = 580, "0.20.0"
+
+
+def cuda12() -> Remedy:
+    """vLLM and torch for CUDA 12: ``--torch-backend`` chooses torch alone, not the wheel of vLLM."""
+    return Remedy(
+        f"Driver before {_CUDA13_DRIVER}: the +cu129 wheel of vLLM from {_RELEASES} with torch of the same "
+        f"release (the plain wheel is a CUDA 13 build since {_CUDA13_VLLM})",
+        commands=(("uv", "pip", "install", "VLLM_CU129_WHEEL", "--extra-index-url", _CU129),),
+        risk=Risk.CAUTION,
     )
+
+
+def cuda13() -> Remedy:
+    """The plain wheel and its torch, in an environment of their own."""
+    return Remedy(
+        f"Driver {_CUDA13_DRIVER} or newer: vLLM and torch afresh, both for CUDA 13",
+        commands=(
+            ("uv", "venv", "--python", "3.12", "vllm-env"),
+            ("uv", "pip", "install", "--python", "vllm-env", "vllm", "--torch-backend=cu130"),
+        ),
+        risk=Risk.CAUTION,
+        verify=("python -c 'import vllm._C, torch; print(torch.version.cuda)'",),
+    )
+
+
+def same_release(s: Snapshot) -> tuple[Remedy, ...]:
+    """vLLM and torch of one CUDA release that the driver serves."""
+    branch = (s.driver.version if s.driver else None) or ""
+    known = int(branch.split(".")[0]) if branch[:3].isdigit() else None
+    if known is None:
+        return (cuda13(), cuda12())
+    return (cuda13(),) if known >= _CUDA13_DRIVER else (cuda12(),)
 
 
 def older_transformers(s: Snapshot) -> tuple[Remedy, ...]:
