@@ -41,6 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--request-timeout", type=float, default=REQUEST_S, metavar="S",
         help=f"seconds for one request (default {REQUEST_S:g})",
     )  # fmt: skip
+    depth = parser.add_mutually_exclusive_group()
+    depth.add_argument("--quick", action="store_true", help="one server with the chosen settings (the default)")
+    depth.add_argument(
+        "--full", action="store_true",
+        help="also without MTP, without prefix caching and without both: the same greedy prompts must agree",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else")
     parser.add_argument("--out", type=Path, metavar="DIR", help="keep the server's log and the answer here")
     parser.add_argument("-v", "--verbose", action="store_true", help="evidence and the server's command line")
@@ -109,6 +115,7 @@ def _options(args: argparse.Namespace) -> SmokeOptions:
     return SmokeOptions(
         model=args.model or "",
         url=args.url,
+        full=args.full,
         python=args.python,
         mtp=args.mtp,
         utilization=args.util,

@@ -89,6 +89,21 @@ def option(arguments: Sequence[str], name: str) -> str | None:
     return value
 
 
+def without_option(arguments: Sequence[str], name: str) -> tuple[str, ...]:
+    """``arguments`` without ``--name VALUE`` and ``--name=VALUE``."""
+    out: list[str] = []
+    skip = False
+    for argument in arguments:
+        flag, equals, _ = argument.partition("=")
+        if skip:
+            skip = False
+        elif flag.replace("_", "-") == name:
+            skip = not equals
+        else:
+            out.append(argument)
+    return tuple(out)
+
+
 def check_extra(extra: Sequence[str]) -> None:
     """Refuses serve arguments that would move the server away from the doctor. Raises DoctorError."""
     for argument in extra:

@@ -30,4 +30,5 @@ class SmokeOptions:
     request_s: float = REQUEST_S
     out: Path | None = None
     serve_args: tuple[str, ...] = ()
+    full: bool = False  # also the servers without MTP, without prefix caching and without both
     url: str | None = None  # a running server instead of one of our own

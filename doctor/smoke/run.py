@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from doctor.checks.registry import Judgement, fold
 from doctor.errors import DoctorError
-from doctor.finding import Finding, Skipped, Verdict, order, verdict
+from doctor.finding import Confidence, Finding, Skipped, Verdict, order, verdict
 from doctor.host import Host
 from doctor.serve.client import Client
 from doctor.serve.command import SERVED_NAME, ServeCommand, Settings, build, check_extra
@@ -20,10 +20,11 @@ from doctor.serve.environment import VllmEnvironment, locate
 from doctor.serve.log import LogFollower
 from doctor.serve.server import Server
 from doctor.serve.watch import Readiness, wait_healthy
-from doctor.smoke import ending, preflight
+from doctor.smoke import ab_judge, ending, full, preflight
+from doctor.smoke.full import Comparison
 from doctor.smoke.model import ModelInfo, inspect
 from doctor.smoke.options import CPU_MAX_MODEL_LEN, DEFAULT_MAX_MODEL_LEN, DEFAULT_UTILIZATION, SmokeOptions
-from doctor.smoke.probes import ABSTAIN, FAIL, PASS, Result, Session, all_probes
+from doctor.smoke.probes import ABSTAIN, FAIL, PASS, RANDOM_WEIGHTS, Result, Session, all_probes
 from doctor.smoke.running import Attached, attach
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class SmokeResult:
     pid: int | None = None
     left: tuple[int, ...] = ()
     stop_s: float | None = None
+    comparison: Comparison | None = None  # the other servers of --full
     attached: Attached | None = None  # the running server of --url
 
     @property
@@ -100,6 +102,8 @@ def run_smoke(options: SmokeOptions, host: Host, say: Say) -> SmokeResult:
             server.stop()
             result.stop_s = round(time.monotonic() - began, 2)
             result.left = server.left
+    if options.full:
+        _compare(options, result, wanted, host, say)
     if result.left:
         result.notes.append(f"processes {', '.join(map(str, result.left))} did not end even after SIGKILL")
     return result
@@ -117,6 +121,9 @@ def _run_attached(options: SmokeOptions, host: Host, say: Say) -> SmokeResult:
         return result
     result.readiness = Readiness("healthy", "healthy", 0.0)
     _probe(result, server.session, None, say)
+    if options.full:
+        why = "it compares servers with other settings, and --url has only one"
+        result.results.append(Result(ab_judge.NAME, ABSTAIN, why))
     return result
 
 
@@ -167,7 +174,34 @@ def _serve(options: SmokeOptions, result: SmokeResult, wanted: Settings, server:
         log=server.log,
     )
     _probe(result, session, server, say)
+    if options.full and not session.random_weights and _can_answer(result):
+        result.comparison = full.ask_chosen(session, wanted, say)
     follower.read()
+
+
+def _can_answer(result: SmokeResult) -> bool:
+    return not any(f.area == "serving" and f.blocks for f in result.findings)
+
+
+def _compare(options: SmokeOptions, result: SmokeResult, wanted: Settings, host: Host, say: Say) -> None:
+    """The A/B of --full: the other servers, and what all of them say together."""
+    if result.comparison is None or result.log is None:
+        why = RANDOM_WEIGHTS if wanted.random_weights else "the chosen settings gave no usable answers"
+        result.results.append(Result(ab_judge.NAME, ABSTAIN, why, asked=False))
+        return
+    timeouts = (options.timeout_s, options.request_s)
+    full.ask_others(result.comparison, result.environment, wanted, result.log.parent, host.env, timeouts, say)
+    speculative = next((r.measured for r in result.results if r.name == "speculative"), {})
+    mean_length = speculative.get("mean_acceptance_length")
+    judged = full.judge(result.comparison, wanted, cpu=result.environment.cpu, mean_length=mean_length)
+    if judged[0].finding is not None:
+        # what one server alone made likely is proven now, or has another cause
+        likely = ("mtp-prefix-cache-corrupts-output", "output-not-repeatable")
+        result.findings = [
+            f for f in result.findings if f.id not in likely or f.confidence is not Confidence.LIKELY
+        ]
+    result.results += judged
+    result.findings += [r.finding for r in judged if r.finding]
 
 
 def _max_model_len(client: Client, asked: int) -> int:
@@ -218,19 +252,25 @@ def redact(result: SmokeResult, redactor: Redactor) -> None:
     result.results = redactor.value_of(result.results)
     result.findings = redactor.value_of(result.findings)
     result.notes = redactor.value_of(result.notes)
-    if result.log is None or not result.log.exists():
-        return
-    try:
-        text = result.log.read_bytes().decode("utf-8", "replace")
-        result.log.write_text(redactor.text(text), encoding="utf-8")
-    except OSError as error:
-        result.notes.append(f"the log could not be redacted: {error.strerror}")
+    for log in _logs(result):
+        if not log.exists():
+            continue
+        try:
+            text = log.read_bytes().decode("utf-8", "replace")
+            log.write_text(redactor.text(text), encoding="utf-8")
+        except OSError as error:
+            result.notes.append(f"the log {log.name} could not be redacted: {error.strerror}")
+
+
+def _logs(result: SmokeResult) -> list[Path]:
+    others = result.comparison.logs if result.comparison else []
+    return [*others, *([result.log] if result.log else [])]
 
 
 def remove_log(result: SmokeResult, options: SmokeOptions) -> None:
     """A temporary log of a test that passed is of no use; others are kept and named."""
     if options.out is None and result.log is not None and result.judgement.verdict is Verdict.READY:
-        for path in (result.log, result.log.parent):
+        for path in (*_logs(result), result.log.parent):
             try:
                 (os.rmdir if path.is_dir() else os.unlink)(path)
             except OSError:

@@ -23,6 +23,11 @@ It is started through a fake ``ENV/bin/vllm``. What it does wrong comes in VLLM_
     jit             the first request of each length takes 0.6 s longer and names a compiled kernel
     jit-loaded      it names the kernel and is as quick as later ones
     slow-first      it takes longer and names nothing
+    recalls         an answer repeats every word of its prompt; "forgets": only of a prompt that is new
+    shifts:NAME     log-probabilities of a cached answer are off, where the server has "mtp", "cache" or "both"
+    wobbles         log-probabilities move a little each time, on every server
+    slow-mtp        decoding takes longer with MTP
+    no-base         without MTP and prefix caching the server does not start
     no-template     chat answers HTTP 400
     children        starts a child with a cleared environment and one in a session of its own
     stubborn        everything ignores SIGTERM
@@ -53,6 +58,14 @@ with open(os.path.join(HERE, "start.log"), encoding="utf-8") as _file:
     LINES = [tuple(line.rstrip("\n").split("\t", 1)) for line in _file]
 
 
+MTP = "--speculative-config" in sys.argv
+CACHE = "--no-enable-prefix-caching" not in sys.argv
+
+
+def shifted():
+    return {"mtp": MTP, "cache": CACHE, "both": MTP and CACHE}.get(word("shifts"), False)
+
+
 class _State:
     def __init__(self):
         self.asked = 0
@@ -60,6 +73,8 @@ class _State:
         self.queries = self.hits = self.drafts = self.drafted = self.accepted = 0
         self.position = [0, 0]
         self.shapes = set()
+        self.words = {}
+        self.answers = 0
         self.lock = threading.Lock()
 
 
@@ -113,7 +128,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/tokenize":
-            self.reply(200, {"tokens": [zlib.crc32(w.encode()) for w in body["prompt"].split()]})
+            words = body["prompt"].split()
+            State.words.update((zlib.crc32(w.encode()), w) for w in words)
+            self.reply(200, {"tokens": [zlib.crc32(w.encode()) for w in words]})
             return
         if "messages" in body and "no-template" in WORDS:
             self.reply(400, {"error": {"message": "no chat template is defined for this tokenizer"}})
@@ -163,15 +180,27 @@ class Handler(BaseHTTPRequestHandler):
         self.tokens(body, tokens, cached, seen)
 
     def cached(self, tokens, seen):
-        if "never-cached" in WORDS or not seen or ("third-only" in WORDS and seen < 2):
+        if "never-cached" in WORDS or not CACHE or not seen or ("third-only" in WORDS and seen < 2):
             return 0
         blocks = max(0, tokens // BLOCK - 1)
         return max(0, blocks * BLOCK - (7 if "miscount" in WORDS and blocks else 0))
 
     def tokens(self, body, prompt_tokens, cached, seen):
         wanted = body["max_tokens"]
+        State.answers += 1
+        prompt = body.get("prompt")
+        recalls = "recalls" in WORDS or ("forgets" in WORDS and not seen)
         for number in range(wanted):
-            text, top = f" t{number}", {f" t{number}": -0.01, " other": -9.0}
+            off = 0.01 * (State.answers % 3) if "wobbles" in WORDS else 0.0
+            if seen and number > 2 and shifted():
+                off = 0.6
+            text, top = f" t{number}", {f" t{number}": -0.01 - off, " other": -9.0}
+            if body.get("return_tokens_as_token_ids"):
+                text, top = f"token_id:{number}", {f"token_id:{number}": -0.01 - off, "token_id:999": -9.0}
+            if "slow-mtp" in WORDS and MTP and number:
+                time.sleep(0.002)
+            if number == 0 and recalls and isinstance(prompt, list):
+                text = " ".join(State.words.get(i, "") for i in prompt)
             if number == 5 and seen and "drifting" in WORDS:
                 text, top = " other", {" other": -0.02, " t5": -8.0}
             if number == 5 and "rounding" in WORDS:
@@ -252,6 +281,9 @@ def main():
     note(os.getpid())
     if os.environ.get("VLLM_STUB_SAYS"):
         say(os.environ["VLLM_STUB_SAYS"])
+    if "no-base" in WORDS and not MTP and not CACHE:
+        say_death("nothing")
+        sys.exit(1)
     if word("die"):
         say(LINES[0][1])
         say(LINES[3][1])

@@ -77,9 +77,9 @@ class Probe(Protocol):
 
 def all_probes() -> tuple[Probe, ...]:
     """In the order they run: whether it answers at all comes first."""
-    from doctor.smoke.probes import consistency, first_requests, liveness, prefix_cache, speculative
+    from doctor.smoke.probes import consistency, first_requests, liveness, needle, prefix_cache, speculative
 
-    return (liveness, first_requests, prefix_cache, speculative, consistency)
+    return (liveness, first_requests, prefix_cache, speculative, consistency, needle)
 
 
 def rounded(value: float | None, digits: int = 3) -> float | None:
