@@ -168,7 +168,10 @@ class Machine:
         except PermissionError:
             if not root:
                 raise
-        return self.run([program("rmdir"), "--", path], root=True).ok
+        answer = self.run([program("rmdir"), "--", path], root=True)
+        if not answer.ok and "not empty" not in answer.stderr:
+            raise ActionError(f"{path} is empty and could not be removed: {telling(answer)}")
+        return answer.ok
 
     def owner_for(self, path: str, root: bool) -> tuple[int, int]:
         """Owner of a new file: root's steps make root's files, the user's own."""

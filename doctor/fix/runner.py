@@ -103,8 +103,8 @@ def apply(
             tell(action, "begin")
             try:
                 _step(machine, book, action, number)
-            except (ActionError, OSError) as error:
-                why = str(error) if isinstance(error, ActionError) else reason(error)
+            except Exception as error:  # noqa: BLE001  a bug of the doctor must not leave a machine half-changed
+                why = _why(error)
                 outcomes[action.id] = "failed"
                 tell(action, "failed")
                 if stop.asked:  # the signal reached the program that was running, too
@@ -128,10 +128,16 @@ def _step(machine: Machine, book: Journal, action: Action, number: int) -> None:
         if wrong:
             raise ActionError(wrong)
         book.done(entry, after)
-    except (ActionError, OSError) as error:
-        why = str(error)
+    except Exception as error:
+        why = _why(error)
         _quietly(lambda: book.failed(entry, why))
         raise
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, ActionError):
+        return str(error)
+    return reason(error) if isinstance(error, OSError) else f"the doctor itself failed: {error!r}"
 
 
 def _roll_back(machine: Machine, book: Journal, result: Result, todo: Sequence[Action], why: str) -> Result:

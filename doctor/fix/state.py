@@ -63,7 +63,9 @@ class State:
         except FileExistsError:
             pass
         except OSError as error:
-            raise DoctorError(f"cannot make the journal's folder {path}: {error.strerror}") from None
+            raise DoctorError(
+                f"cannot make the journal's folder {path}: {error.strerror}; nothing was changed"
+            ) from None
 
     def _trust(self, path: Path) -> None:
         seen = os.lstat(path)

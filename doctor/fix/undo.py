@@ -59,8 +59,8 @@ def _one(machine: Machine, journal: Journal, entry: Entry) -> tuple[str, str]:
         return "failed", str(error)
     except OSError as error:
         return "failed", reason(error)
-    except (KeyError, TypeError, ValueError) as error:
-        return "failed", f"the journal's record of this step cannot be used: {error}"
+    except Exception as error:  # noqa: BLE001  one step that cannot be taken back must not stop the others
+        return "failed", f"the journal's record of this step cannot be used: {error!r}"
     how = "kept" if outcome.kept else "reverted"
     _note(lambda: journal.reverted(entry, how, outcome.why))
     return how, outcome.why

@@ -53,10 +53,11 @@ class DockerConfig(MergeJson):
         return {**super().facts(), "runtime": self.runtime}
 
     def before(self, machine: Machine, keep: Keep) -> dict[str, Any]:
+        known = _info(machine, self.client)
         return {
             **super().before(machine, keep),
             "candidate": f"{machine.temporary(self.path)}.new",
-            "answered": _info(machine, self.client) is not None,
+            "runtimes": None if known is None else sorted(known),
             "daemon": {n: list(getattr(self, n)) for n in ("reload", "restart", "client")},
         }
 
@@ -67,12 +68,8 @@ class DockerConfig(MergeJson):
         self.put(machine, record)
         if not self.reload and not self.restart:
             return {}
-        if (
-            record["answered"]
-            and self.reload
-            and machine.run(self.reload, root=True).ok
-            and self._arrived(machine, 5)
-        ):
+        up = record["runtimes"] is not None
+        if up and self.reload and machine.run(self.reload, root=True).ok and self._arrived(machine, 5):
             return {"by": "reload"}
         if not self.restart:
             raise ActionError("the docker daemon did not take the change, and how to restart it is not known here")
@@ -111,19 +108,32 @@ class DockerConfig(MergeJson):
 
     @classmethod
     def revert(cls, machine: Machine, run: Run, record: Mapping[str, Any], after: Mapping[str, Any]) -> Outcome:
-        outcome, changed = put_back(machine, run, record)
-        daemon = record["daemon"]
-        if not changed or not record["answered"]:
-            return outcome
-        if daemon["reload"]:
-            machine.run(daemon["reload"], root=True)
-        if _wait(machine, daemon["client"], 5) or (
-            daemon["restart"]
-            and machine.run(daemon["restart"], root=True, timeout=RETURN_S) is not None
-            and _wait(machine, daemon["client"], RETURN_S)
-        ):
-            return outcome
+        outcome = put_back(machine, run, record)
+        if outcome.kept or record["runtimes"] is None:
+            return outcome  # the daemon was down before, so it is not started
+        return _as_before(machine, record) or outcome
+
+
+def _as_before(machine: Machine, record: Mapping[str, Any]) -> Outcome | None:
+    """Brings the daemon to what it knew before; None when it does."""
+    daemon, was = record["daemon"], set(record["runtimes"])
+    client = daemon["client"]
+    if set(_info(machine, client) or ()) == was:
+        return None
+    if daemon["reload"] and machine.run(daemon["reload"], root=True).ok:
+        for _ in range(10):
+            if set(_info(machine, client) or ()) == was:
+                return None
+            machine.sleep(0.5)
+    up = _info(machine, client) is not None
+    if daemon["restart"] and not (up and _running(machine, client)):
+        machine.run(daemon["restart"], root=True, timeout=RETURN_S)
+        up = _wait(machine, client, RETURN_S)
+    if not up:
         raise ActionError(f"{record['path']} is as it was, but the docker daemon does not answer")
+    if set(_info(machine, client) or ()) == was:
+        return None
+    return Outcome(False, "the docker daemon forgets the runtime at its next restart")
 
 
 def _info(machine: Machine, client: Any) -> dict[str, Any] | None:

@@ -46,7 +46,7 @@ class Sysctl(WriteFile):
 
     @classmethod
     def revert(cls, machine: Machine, run: Run, record: Mapping[str, Any], after: Mapping[str, Any]) -> Outcome:
-        outcome, _ = put_back(machine, run, record)
+        outcome = put_back(machine, run, record)
         now = current(machine, record["key"])
         if now == record["value"] and now != record["was"]:
             machine.must(_set(record["key"], record["was"]), root=True)

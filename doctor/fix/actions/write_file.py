@@ -98,8 +98,8 @@ class WriteFile(Action):
 
     @classmethod
     def revert(cls, machine: Machine, run: Run, record: Mapping[str, Any], after: Mapping[str, Any]) -> Outcome:
-        outcome, changed = put_back(machine, run, record)
-        if changed:
+        outcome = put_back(machine, run, record)
+        if not outcome.kept:  # also when only these were left to do, after a kill
             for command in record.get("after", ()):
                 machine.must(command, root=bool(record["root"]))
         return outcome
@@ -121,19 +121,18 @@ def read_original(host: Host, path: str) -> bytes | None:
     return data
 
 
-def put_back(machine: Machine, run: Run, record: Mapping[str, Any]) -> tuple[Outcome, bool]:
-    """Restores a file when it is still what was written; also says whether anything was changed."""
+def put_back(machine: Machine, run: Run, record: Mapping[str, Any]) -> Outcome:
+    """Restores a file when it is still what was written."""
     path, root = record["path"], bool(record["root"])
     prior, written = FileState.load(record["prior"]), record["written"]
     for name in ("temporary", "candidate"):
         if name in record and machine.look(record[name], root)[0].kind == "file":
             machine.remove(record[name], root)  # a kill came between writing and renaming
     state, _ = machine.look(path, root)
-    changed = False
     if not state.same_content(prior):
         ours = FileState("file", **{k: written[k] for k in ("sha256", "mode", "uid", "gid")})
         if not state.same_content(ours):
-            return Outcome(True, _kept(path, state, prior, run, written)), False
+            return Outcome(True, _kept(path, state, prior, run, written))
         if prior.kind == "absent":
             machine.remove(path, root)
         else:
@@ -148,12 +147,11 @@ def put_back(machine: Machine, run: Run, record: Mapping[str, Any]) -> tuple[Out
                 root=root,
                 temporary=record["temporary"],
             )
-        changed = True
     left = [
         f for f in reversed(record["folders"]) if not machine.remove_empty_folder(f, root) and _there(machine, f)
     ]
     # what others have put into a folder of ours stays, and so does the folder: nothing of ours is in it
-    return Outcome(False, f"{left[-1]} stays, it is in use" if left else ""), changed
+    return Outcome(False, f"{left[0]} stays, it is in use" if left else "")
 
 
 def _there(machine: Machine, folder: str) -> bool:
