@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 
-from doctor import __version__
+from doctor import __version__, streams
 from doctor.errors import DoctorError
 
 #: name -> one line for --help. The module is doctor.commands.NAME.
@@ -23,6 +23,9 @@ COMMANDS: dict[str, str] = {
     "fit": "will a model fit on a card, and with which settings",
 }
 
+#: Standard output leads to a full disk, a broken one, or a file that may not grow.
+_CANNOT_WRITE = {errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT}
+
 EXIT_CODES = """exit codes:
   0  ready, fits, done        1  degraded or unknown
   2  blocked or failed        3  the doctor failed or was misused
@@ -33,6 +36,7 @@ EXIT_CODES = """exit codes:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. Returns its exit code; a DoctorError becomes one line on stderr."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    streams.prepare()
     try:
         parser = _parser(arguments)
         args = parser.parse_args(arguments)
@@ -49,10 +53,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("vllm-doctor: interrupted", file=sys.stderr)  # noqa: T201
         return 130
     except BrokenPipeError:
-        # the reader of a pipe has gone; keep the interpreter from complaining when it flushes
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        streams.silence()  # the reader of a pipe has gone
         return 0
     except Exception as error:  # noqa: BLE001  Python would end with 1, which means "degraded" here
+        if isinstance(error, OSError) and error.errno in _CANNOT_WRITE and error.filename is None:
+            streams.silence()
+            print(f"vllm-doctor: the answer cannot be written: {error.strerror}", file=sys.stderr)  # noqa: T201
+            return 3
         import traceback
 
         traceback.print_exc()

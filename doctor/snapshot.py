@@ -158,7 +158,9 @@ def loads(text: str, name: str = "snapshot") -> Snapshot:
     if not isinstance(data, dict):
         raise SnapshotError(f"{name}: a snapshot is a JSON object, this is {type(data).__name__}")
     version = data.get("schema_version", SCHEMA_VERSION)
-    if not isinstance(version, int) or version > SCHEMA_VERSION:
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise SnapshotError(f"{name}: schema_version is {str(version)[:40]!r}, not a number from 1 on")
+    if version > SCHEMA_VERSION:
         raise SnapshotError(
             f"{name}: snapshot schema {version!r} is newer than this doctor reads ({SCHEMA_VERSION}); upgrade it"
         )

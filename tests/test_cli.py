@@ -161,3 +161,96 @@ def test_a_bug_of_the_doctor_is_exit_3(
     streams = capsys.readouterr()
     assert streams.out == ""
     assert streams.err.splitlines()[-1] == "vllm-doctor: the doctor itself failed: KeyError: 'oops'"
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--port", "0"], "--port 0 is no port: 1 to 65535"),
+        (["--port", "70000"], "--port 70000 is no port: 1 to 65535"),
+        (["--python", ""], "--python needs a value, it is empty"),
+        (["--model", " "], "--model needs a value, it is empty"),
+        (["--save", ""], "--save needs a value, it is empty"),
+    ],
+)
+def test_values_that_mean_nothing_are_misuse(args: list[str], says: str, healthy: str) -> None:
+    result = run("check", "--from", healthy, *args)
+    assert result.returncode == 3
+    assert one_line(result) == f"vllm-doctor: {says}\n"
+
+
+def shell(script: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """A shell script in which "$@" is the doctor."""
+    return subprocess.run(
+        ["/bin/sh", "-c", script, "sh", *DOCTOR],
+        capture_output=True,
+        timeout=60,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.mark.parametrize("options", ["", "--json", "-v"])
+def test_closed_streams_keep_the_verdict(healthy: str, options: str) -> None:
+    expected = run("check", "--from", healthy).returncode
+    for closed in (">&-", "2>&-", "<&-", "<&- >&- 2>&-"):
+        done = shell(f'exec "$@" check --from {healthy} {options} {closed}')
+        assert done.returncode == expected, closed
+        assert done.stderr == b"", closed
+        assert bool(done.stdout) is (">&- " not in f"{closed} ".replace("2>&-", "")), closed
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("options", ["", "--json"])
+def test_a_full_disk_is_one_line(healthy: str, options: str) -> None:
+    done = shell(f'exec "$@" check --from {healthy} {options} >/dev/full')
+    assert done.returncode == 3
+    assert done.stderr == b"vllm-doctor: the answer cannot be written: No space left on device\n"
+
+
+def test_save_never_replaces_what_is_no_file(healthy: str, tmp_path: Path) -> None:
+    """--save /dev/stdout, run by root, must not make a plain file of a device."""
+    link = tmp_path / "out"
+    link.symlink_to("/dev/stdout")
+    done = run("check", "--from", healthy, "--save", str(link), "--only", "port-in-use")
+    assert link.is_symlink()
+    assert '"kind": "vllm-doctor-snapshot"' in done.stdout
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    reader = subprocess.Popen(["cat", str(fifo)], stdout=subprocess.PIPE, text=True)
+    run("check", "--from", healthy, "--save", str(fifo))
+    assert json.loads(reader.communicate(timeout=30)[0])["schema_version"] == 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["fifo", "healthy.json", "out"]
+
+
+def test_a_terminal_without_utf8_gets_plain_signs(healthy: str) -> None:
+    ascii_only = {"PYTHONIOENCODING": "ascii", "LC_ALL": "POSIX"}
+    done = shell(f'"$@" check --from {healthy} -v', **ascii_only)
+    assert done.stderr == b""
+    assert b" - capability 8.6 - " in done.stdout
+    done.stdout.decode("ascii")
+    utf8 = shell(f'"$@" check --from {healthy} --json')
+    again = shell(f'"$@" check --from {healthy} --json', **ascii_only)
+    assert json.loads(again.stdout)["verdict"] == json.loads(utf8.stdout)["verdict"]
+
+
+def test_names_that_are_no_utf8_stay_valid_json(tmp_path: Path) -> None:
+    saved = tmp_path / "odd.json"
+    saved.write_text('{"schema_version": 1, "system": {"os_name": "caf\\u00e9 \\udcff", "os_id": "x"}}')
+    for environment in ({"PYTHONIOENCODING": "utf-8"}, {"PYTHONIOENCODING": "ascii"}):
+        done = shell(f'"$@" check --from {saved} --json --save {tmp_path}/copy.json', **environment)
+        assert done.returncode == 1, done.stderr
+        for text in (done.stdout.decode("utf-8"), (tmp_path / "copy.json").read_text(encoding="utf-8")):
+            document = json.loads(text)
+            assert document.get("snapshot", document)["system"]["os_name"] == "caf\u00e9 \udcff"
+        assert shell(f'"$@" check --from {saved} -v', **environment).returncode == 1
+
+
+def test_a_snapshot_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    saved = tmp_path / "odd.json"
+    name = "\x1b[2J\x1b]0;title\x07[red]Debian[/red][/nope]\x9b31m"
+    saved.write_text(dumps(Snapshot(system=SystemFacts(os_name=name, os_id=name, kernel=name))))
+    for options in ([], ["-v"], ["--json"]):
+        done = run("check", "--from", str(saved), *options)
+        assert done.returncode == 1, done.stderr
+        assert not {"\x1b", "\x07", "\x9b"} & set(done.stdout)
+        assert "[red]Debian[/red][/nope]" in done.stdout

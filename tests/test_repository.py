@@ -30,8 +30,9 @@ LATE = {"rich", "docker", "pynvml", "distro", "requests", "packaging", "asyncio"
 
 def tracked() -> list[Path]:
     """Files under version control; in a tarball everything that .gitignore would not leave out."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, timeout=30)
-    if listed.returncode == 0:
+    git = shutil.which("git")
+    listed = git and subprocess.run([git, "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, timeout=30)
+    if listed and listed.returncode == 0:
         names = [os.fsdecode(n) for n in listed.stdout.split(b"\0") if n]
         return [p for n in names if (p := REPOSITORY / n).is_file()]
     ignored = re.compile(

@@ -11,6 +11,7 @@ from doctor.checks.native import (
     compiler,
     complete_pair,
     native_severity,
+    not_tried,
     nvcc_in_use,
     shown,
     toolchain,
@@ -158,7 +159,7 @@ def cxx_compiler_missing(s: Snapshot) -> Finding | Skipped | None:
         rows = [s.evidence("toolchain.default_cxx", "none")]
         summary = "there is no c++, g++ or clang++ on PATH, so no C++ or CUDA extension can be compiled"
         fixes = (_install(s, "Install a C++ compiler", "build-tools"),)
-    elif tried is not None and tried.error and not tried.error.startswith("no end"):
+    elif tried is not None and tried.error and not not_tried(tried):
         summary = f"{t.default_cxx} cannot be run: {tried.error}"
         fixes = (_install(s, "Install a C++ compiler, or unset CXX", "build-tools"),)
     elif tried is not None and tried.ok is False:
@@ -205,8 +206,8 @@ def c_compiler_missing(s: Snapshot) -> Finding | Skipped | None:
     if tried is None:
         return Skipped(cause, f"{t.default_cc} was not tried: the interpreter that runs vLLM is not known")
     rows = [s.evidence("toolchain.default_cc"), trial_row(tried)]
-    if tried.error and tried.error.startswith("no end"):
-        return Skipped(cause, f"the trial compile with {t.default_cc} had {tried.error}")
+    if why := not_tried(tried):
+        return Skipped(cause, f"the trial compile with {t.default_cc} could not be made: {why}")
     if tried.error:
         summary = (
             f"Triton would call {t.default_cc} (from {t.sources.get('default_cc', 'CC')}), which cannot be run"

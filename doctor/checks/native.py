@@ -9,6 +9,12 @@ from doctor.facts import Compiler, CompileTrial, Nvcc, PythonFacts, ToolchainFac
 from doctor.finding import Severity
 from doctor.snapshot import Snapshot
 
+#: Why a program cannot be started that is not one. Other errors (too many open files, no memory) are this user's.
+_NO_PROGRAM = {
+    "No such file or directory", "Permission denied", "Exec format error", "Not a directory", "Is a directory",
+    "Too many levels of symbolic links", "File name too long",
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class JitUser:
@@ -61,6 +67,13 @@ def nvcc_in_use(s: Snapshot) -> Nvcc | None:
     """The nvcc that torch and FlashInfer run."""
     t = s.toolchain
     return next((n for n in t.nvccs or () if n.path == t.nvcc), None) if t and t.nvcc else None
+
+
+def not_tried(t: CompileTrial) -> str | None:
+    """Why a trial says nothing of its compiler (no scratch folder, a hang, this user's limits), else None."""
+    if t.error is None or t.error in _NO_PROGRAM:
+        return None
+    return t.error
 
 
 def vllm_installed(s: Snapshot) -> bool | None:

@@ -12,6 +12,7 @@ from doctor.checks.registry import Judgement, judge, registered
 from doctor.errors import DoctorError
 from doctor.finding import EXIT_CODES, Verdict
 from doctor.snapshot import Snapshot, dumps
+from doctor.streams import ERRORS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +50,11 @@ def run(args: argparse.Namespace) -> int:
     unknown = {*args.only, *args.skip} - {c.id for c in checks}
     if unknown:
         raise DoctorError(f"no check is called {sorted(unknown)[0]!r}; see `vllm-doctor check --list`")
+    for option, value in (("--python", args.python), ("--model", args.model), ("--save", args.save)):
+        if value is not None and not value.strip():
+            raise DoctorError(f"{option} needs a value, it is empty")
+    if args.port is not None and not 0 < args.port < 65536:
+        raise DoctorError(f"--port {args.port} is no port: 1 to 65535")
     redactor = Redactor.of_this_host()
     snapshot = redactor.snapshot(_evidence(args.source) if args.source else _examine(args))
     judgement = judge(snapshot, checks, args.only, args.skip)
@@ -97,9 +103,20 @@ def _evidence(path: str) -> Snapshot:
 
 def _save(path: str, snapshot: Snapshot) -> None:
     target = Path(path)
+    if target.exists() and not target.is_file():  # /dev/stdout, a pipe: written to, never replaced
+        _write_to(path, dumps(snapshot))
+        return
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(dumps(snapshot), encoding="utf-8")
+        temporary.write_text(dumps(snapshot), encoding="utf-8", errors=ERRORS)
         temporary.replace(target)
+    except OSError as error:
+        raise DoctorError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _write_to(path: str, text: str) -> None:
+    try:
+        with open(path, "w", encoding="utf-8", errors=ERRORS) as file:
+            file.write(text)
     except OSError as error:
         raise DoctorError(f"cannot write {path}: {error.strerror}") from None

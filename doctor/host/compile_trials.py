@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -15,8 +16,10 @@ from doctor.facts import CompileTrial
 from doctor.host.access import Host, RunResult
 
 #: Seconds for one trial, and for the full nvcc compile of ``--deep``.
-TIMEOUT = 6.0
+TIMEOUT = 4.0
 DEEP_TIMEOUT = 45.0
+#: Seconds after which all short trials have ended, also those that had to wait for an answer first.
+BUDGET = 4.2
 
 _C_PYTHON = """\
 #include <Python.h>
@@ -91,15 +94,16 @@ def scratch(host: Host) -> Iterator[Callable[[Trial], CompileTrial]]:
         why = f"no scratch folder: {error.strerror or error}"
         yield lambda trial: CompileTrial(trial.name, error=why)
         return
+    ends = time.monotonic() + BUDGET
     try:
-        yield lambda trial: _run(host, trial, folder)
+        yield lambda trial: _run(host, trial, folder, ends)
     finally:
         # a compiler killed at its deadline may still be writing: its files go, the folder may stay for a moment
         with suppress(OSError):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run(host: Host, trial: Trial, folder: str) -> CompileTrial:
+def _run(host: Host, trial: Trial, folder: str, ends: float) -> CompileTrial:
     place = Path(folder, trial.name)
     argv = tuple(a.replace("{tmp}", str(place)) for a in trial.argv)
     try:
@@ -108,15 +112,18 @@ def _run(host: Host, trial: Trial, folder: str) -> CompileTrial:
     except OSError as error:
         return CompileTrial(trial.name, argv, error=f"cannot write to {folder}: {error.strerror}")
     # TMPDIR: temporary files of a compiler that is killed go with the folder
-    result = host.run(argv, timeout=trial.timeout, env={"TMPDIR": str(place)}, cwd=str(place))
-    return _outcome(trial, argv, result, str(place))
+    timeout = trial.timeout
+    if timeout <= TIMEOUT:
+        timeout = round(max(0.5, min(timeout, ends - time.monotonic())), 1)
+    result = host.run(argv, timeout=timeout, env={"TMPDIR": str(place)}, cwd=str(place))
+    return _outcome(trial, argv, result, str(place), timeout)
 
 
-def _outcome(trial: Trial, argv: tuple[str, ...], result: RunResult, place: str) -> CompileTrial:
+def _outcome(trial: Trial, argv: tuple[str, ...], result: RunResult, place: str, timeout: float) -> CompileTrial:
     output = telling(f"{result.stderr}\n{result.stdout}".replace(place + "/", ""))
     error = result.error
     if result.timed_out:
-        error = f"no end within {trial.timeout:g} s"
+        error = f"no end within {timeout:g} s"
     return CompileTrial(
         trial.name,
         argv,

@@ -11,7 +11,7 @@ from doctor.host.access import Host
 
 _NAME = re.compile(r"(?:x86_64-(?:conda-)?linux-gnu-)?(gcc|g\+\+|cc|c\+\+|clang|clang\+\+)(?:-(\d+)(?:\.\d+)*)?")
 #: Seconds for one question to a compiler; it answers in milliseconds unless the disk is dead.
-_TIMEOUT = 3.0
+_TIMEOUT = 2.0
 #: More drivers than this are a toolchain farm; the first on PATH matter.
 _MOST = 24
 

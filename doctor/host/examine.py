@@ -65,7 +65,7 @@ def examine(
     options = options or Options()
     runs = [_Run(p, host, options) for p in probes]
     for run in runs:
-        run.thread.start()
+        run.start()
     snapshot = Snapshot(
         taken_at=datetime.fromtimestamp(host.time(), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         doctor_version=__version__,
@@ -96,16 +96,24 @@ class _Run:
         self.ended: float | None = None
         self.thread = threading.Thread(target=self._target, name=f"probe-{probe.name}", daemon=True)
 
+    def start(self) -> None:
+        try:
+            self.thread.start()
+        except RuntimeError as error:  # no memory or no more processes for this user
+            self.error = f"{error}: the limits of memory or processes (ulimit -v, -u) are too low"
+            self.ended = time.monotonic()
+
     def _target(self) -> None:
         try:
             module = importlib.import_module(self.probe.module)
             self.fields = module.probe(self.host, self.options)
         except Exception as error:  # noqa: BLE001  a probe that raises is itself a result
-            self.error = f"{type(error).__name__}: {error}"[:300]
+            self.error = f"{type(error).__name__}: {error}".rstrip(": ")[:300]
         self.ended = time.monotonic()
 
     def result(self) -> tuple[ProbeStatus, Mapping[str, Any]]:
-        self.thread.join(max(0.0, self.began + self.deadline - time.monotonic()))
+        if self.thread.ident is not None:
+            self.thread.join(max(0.0, self.began + self.deadline - time.monotonic()))
         name = self.probe.name
         if self.thread.is_alive() or self.ended is None:
             why = f"no answer within {self.deadline:g} s"

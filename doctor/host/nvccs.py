@@ -10,7 +10,7 @@ from doctor import catalogue
 from doctor.facts import Nvcc
 from doctor.host.access import Host
 
-_TIMEOUT = 3.0
+_TIMEOUT = 2.0
 _DEBIAN = "/usr/lib/nvidia-cuda-toolkit"
 
 

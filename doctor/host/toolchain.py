@@ -22,7 +22,7 @@ ENV_NAMES = (
     "NVCC_THREADS", "CFLAGS", "CXXFLAGS", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH",
     "TORCH_EXTENSIONS_DIR", "CMAKE_CUDA_HOST_COMPILER", "GCC_EXEC_PREFIX", "COMPILER_PATH", "TMPDIR",
 )  # fmt: skip
-_WORKERS = 8
+_WORKERS = 16  # most of them wait for a program
 
 
 def probe(host: Host, options: Options) -> Mapping[str, Any]:

@@ -67,8 +67,10 @@ def _driver(s: Snapshot) -> str:
 
 def _python(s: Snapshot) -> str:
     facts = s.python
-    if facts is None or not facts.executable:
+    if facts is None or not (facts.executable or facts.error):
         return ""
+    if facts.error:
+        return f"cannot be examined: {facts.error}"
     return _join([facts.version, facts.executable, f"chosen by {facts.chosen_by}" if facts.chosen_by else ""])
 
 

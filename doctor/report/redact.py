@@ -70,6 +70,11 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     )
 )
 
+#: What would steer a terminal, or hide a secret from the patterns below. Tabs and line ends stay.
+_CONTROL = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,500}(?:\x07|\x1b\\)?)|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)
+
 _FLAG = re.compile(rf"(?i)({_WORD}[\w-]{{0,40}} {{1,4}})(?!-)\S{{3,}}")
 _FLAG_BEFORE = re.compile(r"--[\w-]{0,40}\Z")
 _UUID = re.compile(r"\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b")
@@ -120,6 +125,7 @@ class Redactor:
         """``text`` without secrets."""
         if not text:
             return text
+        text = _CONTROL.sub("", text)
         for pattern, replacement in _PATTERNS:
             text = pattern.sub(replacement, text)
         text = _FLAG.sub(_flag, text)

@@ -155,7 +155,7 @@ def _machine(rows: Iterable[tuple[str, str]]) -> Table:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for label, value in rows:
-        table.add_row(label, value)
+        table.add_row(label, Text(value))
     return table
 
 

@@ -129,7 +129,10 @@ def test_a_complete_machine_passes(tmp_path: Path, cause: str) -> None:
 def test_a_hanging_compiler_is_not_judged(tmp_path: Path) -> None:
     host = tc.machine(tmp_path, compilers={f"/usr/bin/{n}": tc.hangs for n in ("gcc", "c++")})
     s = snapshot(host)
-    assert judged(s, "c-compiler-missing") == "the trial compile with /usr/bin/gcc had no end within 6 s"
+    assert (
+        judged(s, "c-compiler-missing")
+        == "the trial compile with /usr/bin/gcc could not be made: no end within 4 s"
+    )
     assert "could not be tried" in str(judged(s, "cxx-compiler-missing"))
 
 
@@ -228,3 +231,26 @@ def test_an_empty_snapshot_never_passes_for_judged(cause: str) -> None:
     checks = judge(Snapshot(origin="evidence"), only=[cause])
     assert checks.findings == ()
     assert checks.passed == ()
+
+
+@pytest.mark.parametrize(
+    "error", ["Too many open files", "Cannot allocate memory", "Resource temporarily unavailable"]
+)
+def test_limits_of_this_user_say_nothing_of_the_compiler(tmp_path: Path, error: str) -> None:
+    host = tc.machine(tmp_path)
+    for name in ("gcc", "c++"):
+        host._programs[f"/usr/bin/{name}"] = lambda argv: tc.RunResult(argv, error=error)
+    s = snapshot(host)
+    assert error in str(judged(s, "c-compiler-missing"))
+    assert error in str(judged(s, "cxx-compiler-missing"))
+    assert not [f.id for f in judge(s).findings if f.area == "compiler" and f.severity is not Severity.NOTE]
+
+
+def test_no_scratch_folder_says_nothing_of_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_a: object, **_k: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    host = tc.machine(tmp_path)
+    monkeypatch.setattr("tempfile.mkdtemp", refused)
+    why = "the trial compile with /usr/bin/gcc could not be made: no scratch folder: No space left on device"
+    assert judged(snapshot(host), "c-compiler-missing") == why

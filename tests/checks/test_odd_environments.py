@@ -55,7 +55,7 @@ class Draw:
 
     def trial(self, name: str) -> CompileTrial:
         error = (
-            self.maybe("no end within 6 s", "No such file or directory") if self.random.random() < 0.3 else None
+            self.maybe("no end within 4 s", "No such file or directory") if self.random.random() < 0.3 else None
         )
         return CompileTrial(
             name,

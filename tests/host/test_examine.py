@@ -77,3 +77,16 @@ def test_the_list_of_probes_names_snapshot_fields() -> None:
     from doctor.snapshot import Snapshot
 
     assert {p.name for p in PROBES} <= {f.name for f in fields(Snapshot)}
+
+
+def test_threads_that_cannot_start_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under a small `ulimit -u` or `ulimit -v`."""
+
+    def start(_self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    seen = examine(FakeHost(tmp_path), Options())
+    assert {p.status for p in seen.probes} == {"failed"}
+    assert len(seen.probes) == len(PROBES)
+    assert "limits of memory or processes" in seen.probes[0].detail
