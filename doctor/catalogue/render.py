@@ -18,7 +18,8 @@ from doctor.finding import Confidence
 _AREA_TITLES = {
     "host": "Host", "wsl": "WSL2", "compiler": "Compilers and CUDA toolkit", "driver": "Driver", "gpu": "GPU",
     "memory": "GPU memory", "container": "Containers", "python": "Python environment",
-    "network": "Network and hub", "storage": "Storage", "model": "Model and speculative decoding", "serving": "Serving",
+    "network": "Network and hub", "storage": "Storage", "model": "Model and speculative decoding",
+    "serving": "Serving",
 }  # fmt: skip
 _SEVERITY = {
     "blocker": "stops vLLM",

@@ -110,12 +110,26 @@ def unsupported(s: Snapshot) -> Result:
         if capability < (7, 0):
             text = f"{name} has compute capability {_text(capability)}; vLLM starts at 7.0"
             return say("gpu-compute-capability-unsupported", PROVEN, text, event)
+    below = first(s, "gpu.below-minimum")
+    if below:
+        text = f"vLLM says that cards below compute capability {below.values['need']} are not supported"
+        return say("gpu-compute-capability-unsupported", PROVEN, text, below)
     seen = first(s, "gpu.quant-capability")
     have = _parse(seen.values.get("have")) if seen else None
     if seen and have and have < (7, 0):
         text = f"this card has compute capability {_text(have)}; vLLM starts at 7.0"
         return say("gpu-compute-capability-unsupported", PROVEN, text, seen)
     return None
+
+
+@rule("dtype-unsupported-by-quantization")
+def quantization_dtype(s: Snapshot) -> Result:
+    """vLLM refused the dtype for the quantisation method and named both (proven)."""
+    event = first(s, "gpu.dtype-quantization")
+    if event is None:
+        return None
+    text = f"the quantisation {event.values['method']} does not run in {event.values['dtype']}"
+    return say("dtype-unsupported-by-quantization", PROVEN, text, event)
 
 
 @rule("vllm-kernels-missing-for-arch")
@@ -172,6 +186,10 @@ def _build(s: Snapshot) -> tuple[int, int] | None:
 def bfloat16(s: Snapshot) -> Result:
     """vLLM refused bfloat16 and named the card's capability (proven)."""
     event = first(s, "gpu.bf16")
+    feature = next((e for e in events(s, "gpu.ptxas-feature") if "bf16" in e.values["feature"]), None)
+    if event is None and feature:
+        text = f"a kernel uses {feature.values['feature']}, which needs sm_{feature.values['need']}"
+        return say("bfloat16-unsupported-gpu", LIKELY, text, feature)
     if event is None:
         return None
     name, capability = event.values.get("name", "this card"), event.values.get("capability")
@@ -202,6 +220,10 @@ def quantization(s: Snapshot) -> Result:
 def backend(s: Snapshot) -> Result:
     """A backend was chosen that has no code for this card, or vLLM refused the choice (likely)."""
     event = first(s, "gpu.backend-unsupported")
+    feature = next((e for e in events(s, "gpu.ptxas-feature") if "bf16" not in e.values["feature"]), None)
+    if event is None and feature:
+        text = f"a kernel uses {feature.values['feature']}, which needs sm_{feature.values['need']}"
+        return say("attention-backend-unsupported-gpu", LIKELY, text, feature)
     if event is None:
         return None
     text = "the attention or linear backend that was chosen does not work on this card"

@@ -179,6 +179,14 @@ def nccl_old(s: Snapshot) -> Result:
     return say("nccl-library-older-than-torch", PROVEN, text, event)
 
 
+@rule("torchvision-does-not-fit-torch")
+def torchvision(s: Snapshot) -> Result:
+    """torchvision could not register its operators with this torch (proven)."""
+    event = first(s, "python.torchvision")
+    text = "the installed torchvision was built for another torch"
+    return say("torchvision-does-not-fit-torch", PROVEN, text, event) if event else None
+
+
 @rule("cuda-libraries-mixed")
 def cuda_libraries(s: Snapshot) -> Result:
     """A CUDA library misses a symbol of another one: libraries of several releases are mixed (likely)."""

@@ -55,7 +55,20 @@ def nvcc_too_old(s: Snapshot) -> Result:
     if seen:
         text = f"the library that compiles needs nvcc {seen.values.get('minimum', 'of a newer release')} or newer"
         return say("nvcc-too-old-for-jit", PROVEN, text, seen)
+    vague = first(s, "gpu.flashinfer-sm75")
+    if vague:
+        capable = any(
+            (g.compute_capability or "0") >= "7.5" or g.compute_capability in _TWO_DIGITS for g in s.gpus or ()
+        )
+        text = (
+            "FlashInfer found no architecture to compile for, which it also says when nvcc is too old for the card"
+        )
+        return say("nvcc-too-old-for-jit", LIKELY if capable else HINT, text, vague)
     return None
+
+
+#: Capabilities that sort before "7.5" as text.
+_TWO_DIGITS = ("10.0", "10.3", "11.0", "12.0", "12.1")
 
 
 @rule("torch-nvcc-cuda-mismatch")
