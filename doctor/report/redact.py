@@ -66,7 +66,19 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             "<e-mail>",
             0,
         ),
-        (r"\b(?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}\b", "<mac>", 0),
+        (r"\b(?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}\b|\b(?:[0-9A-Fa-f]{2}-){5}[0-9A-Fa-f]{2}\b", "<mac>", 0),
+        # the hub hands out signed addresses; who has one can fetch the file
+        (
+            r"([?&](?:sig|signature|policy|key-pair-id|x-amz-(?:signature|credential|security-token))=)[^&\s'\"<]+",
+            r"\1<secret>",
+            re.I,
+        ),
+        (r"(['\"]auth['\"]\s{0,4}:\s{0,4}['\"])[^'\"<]{4,}", r"\1<secret>", 0),  # docker's config.json
+        (r"\b(login \S{1,64} password )(?!<)\S+", r"\1<secret>", 0),  # .netrc
+        (r"\b(serial(?: number)?\s{0,60}[:=]\s{0,4})\d[\dA-Z]{5,}\b", r"\1<serial>", re.I),  # nvidia-smi -q
+        (r"\b((?:ssh|scp|sftp|rsync)\b[^@\n]{0,40}[ /])[A-Za-z_][\w.-]{0,31}@(?=[A-Za-z0-9\[])", r"\1<user>@", 0),
+        # the prompt of a shell in a pasted session
+        (r"(?<![\w./-])[A-Za-z_][\w.-]{0,31}@[A-Za-z0-9][\w.-]{0,63}(?=:[~/])", "<user>@<host>", 0),
     )
 )
 
@@ -87,9 +99,14 @@ _IPV6 = re.compile(
 _VERSION_BEFORE = re.compile(
     r"(?i)(?:nvidia|cuda|cudnn|cublas|version|release|lib\w*|cu\d\d|kernel|driver)[\w.+-]*[\s:]+$"
 )
+_WINDOWS_USERS = r"(?:/mnt/[a-z]/Users/|/Users/|\b[A-Za-z]:(?:\\{1,2}|/)Users(?:\\{1,2}|/))"
+_PART = r"[^/\\\s'\":,;<>|]{1,40}"
 _HOMES = (
-    re.compile(r"(/home/|/Users/|/mnt/[a-z]/Users/|\b[A-Za-z]:(?:\\{1,2}|/)Users(?:\\{1,2}|/))([^/\\\s'\":,;<>|]{1,64})"),
+    # Windows allows blanks in the name of a user: they belong to it where the path goes on or is quoted
+    re.compile(rf"({_WINDOWS_USERS})({_PART}(?: {_PART}){{1,3}})(?=[/\\'\"])"),
+    re.compile(r"(/home/|(?:/run)?/media/(?=[^/\s]+/)|\\{1,2}home\\{1,2}|/Users/|/mnt/[a-z]/Users/|\b[A-Za-z]:(?:\\{1,2}|/)Users(?:\\{1,2}|/))([^/\\\s'\":,;<>|]{1,64})"),
 )  # fmt: skip
+_FULL_NAME = re.compile(rf"{_WINDOWS_USERS}({_PART}(?: {_PART}){{1,3}})(?=[/\\:;]|$)")
 
 
 class Redactor:
@@ -101,7 +118,7 @@ class Redactor:
             {h.rstrip("/") for h in homes if h.rstrip("/") not in ("", "/root")}, key=len, reverse=True
         )
         self._names = tuple(
-            (re.compile(rf"(?<![\w.-]){re.escape(name)}(?![\w-])"), placeholder)
+            (_whole(name), placeholder)
             for names, placeholder in ((users, "<user>"), (hosts, "<host>"))
             for name in sorted(set(names), key=len, reverse=True)
             if len(name) >= 3 and name.lower() not in _COMMON
@@ -119,6 +136,8 @@ class Redactor:
             users.add(getpass.getuser())
         host = socket.gethostname()
         hosts = {host, host.partition(".")[0], os.environ.get("WSL_HOSTNAME", "")}
+        for value in os.environ.values():  # under WSL, PATH holds the folders of the Windows user
+            users.update(m[1] for m in _FULL_NAME.finditer(value[:100_000]))
         return cls(users, hosts, {os.path.expanduser("~")})
 
     def text(self, text: str) -> str:
@@ -204,6 +223,13 @@ def _flag(match: re.Match[str]) -> str:
     """``--api-key VALUE``: only the value of an option, never the word after a word in prose."""
     before = match.string[max(0, match.start() - 45) : match.start()]
     return f"{match.group(1)}<secret>" if _FLAG_BEFORE.search(before) else match.group()
+
+
+def _whole(name: str) -> re.Pattern[str]:
+    """A name as a word. A longer one also inside a compound (torchinductor_NAME, NAME.local): "max" is one too."""
+    if len(name) >= 5:
+        return re.compile(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])")
+    return re.compile(rf"(?:(?<=\btorchinductor_)|(?<![\w.-])){re.escape(name)}(?![\w-])")
 
 
 def _address(match: re.Match[str]) -> str:

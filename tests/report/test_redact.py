@@ -35,6 +35,22 @@ SECRETS = [
     ("server listens on 93.184.216.34:8000", "93.184"),
     ("peer 2606:2800:220:1:248:1893:25c8:1946", "25c8"),
     ("password: hunter2hunter2", "hunter2"),
+    (r"C:\Users\Maria Curie\models\x", "Curie"),
+    ("'/mnt/d/Users/Björn von Au'", "Au"),
+    (r"\\wsl.localhost\Ubuntu\home\curie\x", "curie"),
+    ("/media/curie/DISK/models", "curie"),
+    ("/run/media/curie/DISK/models", "curie"),
+    ("/tmp/torchinductor_maria/ab", "maria"),
+    ("torchinductor_jo and maria.local", "maria"),
+    ("MAC 3c-7c-3f-aa-bb-cc", "3c-7c"),
+    ("https://cdn.example/x?Expires=1&Signature=AbC~d-ef&Key-Pair-Id=K2X", "AbC~d"),
+    ("https://s3.example/x?X-Amz-Credential=AKIX%2F&X-Amz-Signature=00ffaa", "00ffaa"),
+    ('{"auths": {"ghcr.io": {"auth": "dXNlcjpwYXNz"}}}', "dXNlcjpw"),
+    ("machine hub login x password netrc-s3cret", "netrc-s3"),
+    ("    Serial Number                         : 1320718012345", "1320718"),
+    ("ssh -p 22 curie@gpubox nvidia-smi", "curie"),
+    ("DOCKER_HOST=ssh://curie@gpubox", "curie"),
+    ("hf_abcdefghij\x1b[31mklmnopqrstuvwxyz0123", "hf_abc"),
     ("-----BEGIN RSA PRIVATE KEY-----\nMIIEabc\n-----END RSA PRIVATE KEY-----", "MIIEabc"),
 ]
 
@@ -51,6 +67,10 @@ KEPT = [
     "torch.cuda.is_available() False; token=None",
     "vllm/v1/worker/gpu_model_runner.py",
     "time 12:34:56 and ratio 1::2",
+    "Serial Number                         : N/A",
+    "/media and /home/ and /mnt/c/Users/ are folders",
+    "signature=x86_64 policy=none auth: none",
+    "a @ b, user@ and torchinductor_ stay",
 ]
 
 
@@ -98,9 +118,36 @@ def test_a_snapshot_is_redacted_everywhere_and_stays_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["a-" * 500_000, "token" * 200_000, "1.2.3." * 160_000, "a@" * 500_000, ":1" * 500_000]
+    "line",
+    [
+        "a-" * 500_000,
+        "token" * 200_000,
+        "1.2.3." * 160_000,
+        "a@" * 500_000,
+        ":1" * 500_000,
+        "ssh " * 250_000,
+        "x " * 400_000,
+        "/Users/a a" * 90_000,
+        "login " * 160_000,
+        "\x1b]" * 400_000,
+    ],
 )
 def test_adversarial_lines_stay_linear(line: str) -> None:
-    began = time.monotonic()
+    began = time.process_time()  # not the clock: other programs may use the processor too
     REDACTOR.text(line)
-    assert time.monotonic() - began < 12
+    assert time.process_time() - began < 6
+
+
+def test_the_windows_user_is_learnt_from_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """WSL appends the PATH of Windows; a user named there is known in any other place too."""
+    monkeypatch.setenv("PATH", "/usr/bin:/mnt/c/Users/Ana Lima/AppData/Local/bin:/mnt/c/Users/Public/x")
+    redactor = Redactor.of_this_host()
+    assert redactor.text("~/models/Ana Lima is full, says Ana Lima.") == "~/models/<user> is full, says <user>."
+    assert redactor.text("analysis of Ana") == "analysis of Ana"
+
+
+def test_short_names_do_not_tear_words_apart() -> None:
+    redactor = Redactor(users=["max"], hosts=["box"])
+    kept = "max_model_len seq_max x.max outbox"
+    assert redactor.text(kept) == kept
+    assert redactor.text("/tmp/torchinductor_max by max") == "/tmp/torchinductor_<user> by <user>"
