@@ -19,6 +19,7 @@ COMMANDS: dict[str, str] = {
     "undo": "take a repair back",
     "history": "what was repaired, and what was taken back",
     "smoke": "prove it with a real vLLM server",
+    "report": "one HTML page and a Markdown text to paste, redacted",
     "warmup": "ask a running server every shape of request once, so that users do not wait",
     "fit": "will a model fit on a card, and with which settings",
 }

@@ -200,6 +200,8 @@ class Redactor:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, list):
+            if value and all(isinstance(v, str) for v in value):
+                return list(self.arguments(value))
             return [self._walk(v, key) for v in value]
         if isinstance(value, dict):
             if (

@@ -1,0 +1,100 @@
+"""A report in Markdown, ready to be pasted into an issue: short above, evidence and logs fenced and folded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from doctor.report.document import Bars, Document, Table, plain, shell
+
+
+def render(document: Document) -> str:
+    """The whole report as GitHub Markdown."""
+    out = [
+        f"## vllm-doctor: {document.verdict}",
+        "",
+        f"vllm-doctor {document.version}, commands: {', '.join(document.commands_run)}"
+        + (f", {document.made}" if document.made else "")
+        + ". Secrets and names are redacted.",
+        "",
+    ]
+    if document.machine:
+        out += _table(Table("Machine", ("", ""), document.machine))
+    out += ["### Findings", ""]
+    out += [line for item in document.findings for line in _finding(item)] or ["None.", ""]
+    for table in document.tables:
+        out += _table(table)
+    for bars in document.bars:
+        out += _bars(bars)
+    if document.reproduce:
+        out += ["### Reproduce", "", *_fenced("\n".join(dict.fromkeys(document.reproduce)), "sh"), ""]
+    for name, text in document.logs:
+        out += [f"<details><summary>{_text(name)}</summary>", "", *_fenced(text, "text"), "", "</details>", ""]
+    if document.skipped:
+        out += [f"<details><summary>not judged: {len(document.skipped)}</summary>", ""]
+        out += [f"- {_text(i)}: {_text(why)}" for i, why in document.skipped] + ["", "</details>", ""]
+    return "\n".join(out).rstrip() + "\n"
+
+
+def _finding(item: Mapping[str, Any]) -> list[str]:
+    out = [
+        f"#### {_text(item.get('title'))}",
+        "",
+        f"`{_code(item.get('id'))}`, {_text(item.get('severity'))}, {_text(item.get('confidence'))}",
+        "",
+        _text(item.get("summary") or item.get("cause")),
+        "",
+    ]
+    rows = [f"{e.get('fact')} = {e.get('value')}  ({e.get('source')})" for e in item.get("evidence") or ()]
+    if rows:
+        out += [*_fenced("\n".join(rows), "text"), ""]
+    for number, fix in enumerate(item.get("fixes") or (), 1):
+        out += [f"{number}. {_text(fix.get('summary'))}"]
+        commands = [shell(c) for c in fix.get("commands") or ()]
+        if commands:
+            out += ["", *(f"   {line}" for line in _fenced("\n".join(commands), "sh")), ""]
+    symptoms = [str(s.get("title")) for s in item.get("symptoms") or ()]
+    if symptoms:
+        out += ["", f"Explains: {_text('; '.join(symptoms))}"]
+    return [*out, ""]
+
+
+def _table(table: Table) -> list[str]:
+    if not table.rows:
+        return []
+    head = table.head if any(table.head) else (" ", " ")
+    return [
+        f"### {_text(table.title)}",
+        "",
+        _row(head),
+        "|" + "---|" * len(head),
+        *(_row(r) for r in table.rows),
+        "",
+    ]
+
+
+def _bars(bars: Bars) -> list[str]:
+    head = ("", *(f"{s} ({bars.unit})" if s != bars.unit else s for s in bars.series))
+    return _table(Table(bars.title, head, tuple((r, *(plain(v) for v in values)) for r, values in bars.rows)))
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(_text(c).replace("\n", "<br>") for c in cells) + " |"
+
+
+def _fenced(text: str, language: str) -> list[str]:
+    """A fence longer than any in the text, so that no log can end it."""
+    longest = max((len(m) for m in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return [f"{fence}{language}", *text.rstrip("\n").splitlines(), fence]
+
+
+def _code(value: Any) -> str:
+    return str(value).replace("`", "'")
+
+
+def _text(value: Any) -> str:
+    """Text that Markdown shows as it is; nobody is mentioned and no issue is linked by accident."""
+    text = re.sub(r"([\\`*_\[\]|~])", r"\\\1", str(value)).replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"#(?=\d)", "&#35;", text.replace("@", "&#64;")).strip()
