@@ -58,15 +58,18 @@ class Draft:
                 return
         self.found.append(action)
 
-    def packages(self, finding: Finding, summary: str, names: Iterable[str]) -> None:
-        """Packages of the distribution. Only apt's are installed; others are shown, as nobody has tried them."""
+    def packages(self, finding: Finding, summary: str, names: Iterable[str]) -> bool:
+        """Packages of the distribution; False when it is left to the person.
+
+        Only apt's are installed; other managers' commands are shown, as nobody has tried them.
+        """
         wanted = tuple(names)
         manager = family(self.snapshot)
         if manager != "apt":
             commands = tuple(c for r in finding.fixes for c in r.commands if set(wanted) <= set(c))[:1]
             text = f"{summary} (not tried with {manager or 'this package manager'}, so it is not run for you)"
             self.manual(finding, text, commands)
-            return
+            return False
         prefix = "" if self.is_root else "sudo "
         answer = self.host.run(
             (
@@ -88,7 +91,7 @@ class Draft:
             if plan.removed:
                 text = f"{summary}: apt would remove {' '.join(plan.removed)} for it, so it is not done for you"
                 self.manual(finding, text, ((*prefix.split(), "apt-get", "install", *wanted),))
-                return
+                return False
             adds, upgrades = tuple(plan.new), tuple(plan.upgraded)
         if not answer.ok or self._lists_old():
             lists = UpdatePackageLists(
@@ -110,6 +113,7 @@ class Draft:
                 upgrades=upgrades,
             )
         )
+        return True
 
     def variables(self, finding: Finding, values: Mapping[str, str | None]) -> None:
         """Variables in vLLM's environment file. What an earlier, weightier finding set is not changed."""

@@ -12,14 +12,17 @@ from doctor.fix.draft import Draft
 #: Variables of vLLM's environment that a remedy may set; not PATH and the like, which a file cannot extend.
 _VARIABLE = re.compile(
     r"(?<![\w/])((?:VLLM|TRITON|NCCL|PYTORCH|TORCH)_[A-Z0-9_]+|CC|CXX|CUDAHOSTCXX|NVCC_CCBIN|MAX_JOBS|LIBRARY_PATH"
-    r"|HF_HUB_OFFLINE|CUDA_VISIBLE_DEVICES|CUDA_HOME)=([^\s,;:$]+(?::[^\s,;:$]+)*)"
+    r"|CUDA_VISIBLE_DEVICES|CUDA_HOME)=([^\s,;:$]+(?::[^\s,;:$]+)*)"
 )
 #: Options of ``vllm serve`` that a remedy may set.
 _FLAG = re.compile(
-    r"--(gpu-memory-utilization|max-model-len|max-num-seqs|max-num-batched-tokens|tensor-parallel-size|dtype"
-    r"|kv-cache-dtype|mamba-cache-mode)[ =]([a-z0-9_.]+)"
+    r"--(?:(gpu-memory-utilization|max-model-len|max-num-seqs|max-num-batched-tokens|tensor-parallel-size)"
+    r"[ =](\d+(?:\.\d+)?)|(dtype|kv-cache-dtype|mamba-cache-mode)[ =](half|float16|bfloat16|auto|fp8\w*|align))"
+    r"(?![\w.]*\w)"
 )
-_SETTING = re.compile(r"^(?:Or )?(?:If .*, )?(?:set|start|pass)\b", re.IGNORECASE)
+_SWITCH = re.compile(r"--(disable-custom-all-reduce)\b(?![ =][a-z0-9])")
+#: A remedy that sets something and asks nothing first ("If ..., start with ..." is for the person).
+_SETTING = re.compile(r"^(?:Or )?(?:set|start|pass)\b", re.IGNORECASE)
 
 
 def from_remedies(draft: Draft, finding: Finding) -> None:
@@ -30,7 +33,7 @@ def from_remedies(draft: Draft, finding: Finding) -> None:
     if not finding.fixes:
         draft.left[finding.id] = "no remedy is known"
         return
-    first = finding.fixes[0]
+    first = next((r for r in finding.fixes if not r.automatic), finding.fixes[0])
     draft.manual(finding, first.summary, first.commands)
 
 
@@ -39,20 +42,28 @@ def _take(draft: Draft, finding: Finding, remedy: Remedy) -> bool:
         command = tuple(c for c in remedy.commands[0] if c != "sudo")
         names = package_names(command)
         if names:
-            draft.packages(finding, remedy.summary, names)
+            if draft.packages(finding, remedy.summary, names) and _variables(remedy):
+                draft.variables(
+                    finding, _variables(remedy)
+                )  # such as a compiler, to be used where it is installed
             return True
         if len(command) > 4 and command[1:4] == ("-m", "pip", "install"):
             _python(draft, finding, remedy, command)
             return True
     if remedy.risk is Risk.MANUAL or not _SETTING.match(remedy.summary):
         return False
-    variables = {m[1]: m[2] for m in _VARIABLE.finditer(remedy.summary)}
-    flags = {m[1]: m[2].rstrip(".") for m in _FLAG.finditer(remedy.summary)}
+    variables = _variables(remedy)
+    flags = {m[1] or m[3]: m[2] or m[4] for m in _FLAG.finditer(remedy.summary)}
+    flags |= {m[1]: "true" for m in _SWITCH.finditer(remedy.summary)}
     if variables:
         draft.variables(finding, variables)
     if flags:
         draft.flags(finding, flags)
     return bool(variables or flags)
+
+
+def _variables(remedy: Remedy) -> dict[str, str | None]:
+    return {m[1]: m[2] for m in _VARIABLE.finditer(remedy.summary)}
 
 
 def package_names(command: Sequence[str]) -> tuple[str, ...]:
