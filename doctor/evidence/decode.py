@@ -67,6 +67,22 @@ class _Counting(io.RawIOBase):
         return len(data)
 
 
+class _Unpacked(io.RawIOBase):
+    """Hands on what an unpacker has, little by little: what was readable before damaged data is kept."""
+
+    def __init__(self, packed: Any) -> None:
+        self._packed = packed
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+        data = self._packed.read1(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+
 def chunks(raw: IO[bytes], decoded: Decoded) -> Iterator[bytes]:
     """Plain UTF-8 in chunks that end at a line end (the last one, and pieces of endless lines, excepted)."""
     carry: list[bytes] = []
@@ -90,22 +106,37 @@ def chunks(raw: IO[bytes], decoded: Decoded) -> Iterator[bytes]:
 def _unpack(raw: IO[bytes], decoded: Decoded) -> io.BufferedReader[Any]:
     stream: io.BufferedReader[Any] = io.BufferedReader(_Counting(raw, decoded), CHUNK)
     for _ in range(3):  # a .gz inside a .gz is seen in the wild; more is no log
-        head = stream.peek(8)[:8]
+        head = _peek(stream, 8)
         kind = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
         if kind is None:
             break
         decoded.layers.append(kind)
-        opener = {"gzip": gzip.GzipFile, "bzip2": bz2.BZ2File, "xz": lzma.LZMAFile}[kind]
-        packed = opener(fileobj=stream) if kind == "gzip" else opener(stream)
-        stream = io.BufferedReader(packed, CHUNK)
+        packed: Any
+        if kind == "gzip":
+            packed = gzip.GzipFile(fileobj=stream, mode="rb")
+        else:
+            packed = bz2.BZ2File(stream) if kind == "bzip2" else lzma.LZMAFile(stream)  # noqa: SIM115  read to its end below
+        stream = io.BufferedReader(_Unpacked(packed), CHUNK)
     return stream
+
+
+#: What the unpackers raise on damaged data.
+_DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
+
+
+def _peek(stream: io.BufferedReader[Any], size: int) -> bytes:
+    """The first bytes; none of damaged data, which is reported when it is read."""
+    try:
+        return bytes(stream.peek(size)[:size])
+    except _DAMAGE:
+        return b""
 
 
 def _blocks(stream: io.BufferedReader[Any], decoded: Decoded) -> Iterator[bytes]:
     while True:
         try:
-            block = stream.read(CHUNK)
-        except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+            block = stream.read1(CHUNK)
+        except _DAMAGE as error:
             decoded.damage.append(
                 f"the {decoded.layers[-1] if decoded.layers else 'file'} data is damaged: {error}"
             )
@@ -116,13 +147,7 @@ def _blocks(stream: io.BufferedReader[Any], decoded: Decoded) -> Iterator[bytes]
 
 
 def _plain(stream: io.BufferedReader[Any], decoded: Decoded) -> Iterator[bytes]:
-    try:
-        head = stream.peek(_SNIFF)[:_SNIFF]
-    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, OSError) as error:
-        if isinstance(error, OSError) and not decoded.layers:
-            raise
-        decoded.damage.append(f"the {decoded.layers[-1] if decoded.layers else 'file'} data is damaged: {error}")
-        return
+    head = _peek(stream, _SNIFF)
     encoding, skip = sniff_encoding(head)
     if encoding == "utf-8":
         if skip:
