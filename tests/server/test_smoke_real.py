@@ -52,7 +52,10 @@ def status(answer: dict[str, Any]) -> dict[str, str]:
 def test_ready_on_the_tiny_model(vllm_env: Path, tiny_model: Path, tmp_path: Path) -> None:
     code, answer = smoke(vllm_env, tiny_model, "--out", str(tmp_path / "out"), "--timeout", "600")
     assert (code, answer["verdict"]) == (0, "ready"), answer["findings"]
-    assert set(status(answer).values()) == {"pass"}
+    seen = status(answer)
+    assert seen.pop("needle") == "abstain"  # a model of permutations recalls nothing
+    assert seen.pop("first_requests") in ("pass", "advise")  # how long the first takes depends on the machine
+    assert set(seen.values()) == {"pass"}
     server = answer["smoke"]["server"]
     assert server["block_size"] == 544  # that of Qwen3.5-9B with two draft tokens
     assert server["device"] == "cpu"
@@ -72,7 +75,8 @@ def test_a_draft_head_of_noise(vllm_env: Path, tmp_path: Path) -> None:
     code, answer = smoke(vllm_env, model, "--out", str(tmp_path / "out"))
     assert (code, answer["verdict"]) == (1, "degraded")
     assert [f["id"] for f in answer["findings"]] == ["mtp-not-drafting"]
-    assert status(answer) == {
+    seen = status(answer)
+    assert {n: seen[n] for n in ("liveness", "prefix_cache", "speculative", "consistency")} == {
         "liveness": "pass", "prefix_cache": "pass", "speculative": "fail", "consistency": "pass",
     }  # fmt: skip
     assert vllm_processes(str(tmp_path)) == []
