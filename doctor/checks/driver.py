@@ -252,6 +252,8 @@ def driver_library_version_mismatch(s: Snapshot) -> Finding | Skipped | None:
     summary = f"The loaded kernel module is {d.module_version or 'of another version'}, the libraries are " + (
         d.nvml_version or "not the same"
     )
+    if module and library and not differ:
+        summary = f"The driver says that module and libraries differ, though both name {d.module_version} on disk"
     sure = d.nvml_status == "LibRmVersionMismatch" or cuda_says
     fixes = [Remedy("Restart the machine, so that the new module is loaded", verify=VERIFY)]
     if s.in_container:
@@ -266,6 +268,13 @@ def driver_library_version_mismatch(s: Snapshot) -> Finding | Skipped | None:
             )
         )
     return found(cause, Confidence.PROVEN if sure else Confidence.LIKELY, summary, rows, fixes=fixes)
+
+
+_WSL_DRIVER = (
+    Remedy("End WSL and start it again (all its distributions stop)", commands=(("wsl.exe", "--shutdown"),)),
+    Remedy("Look in Windows whether the card works: nvidia-smi in PowerShell, and the Device Manager"),
+    Remedy("Install the newest NVIDIA driver for Windows, restart Windows; no driver inside the distribution"),
+)
 
 
 @check("nvml-init-failed", needs=("driver",))
@@ -294,7 +303,9 @@ def nvml_init_failed(s: Snapshot) -> Finding | Skipped | None:
         s, "nvml_status", "nvml_error", "module_loaded", "module_version", "device_nodes", "nvidia_smi_exit",
         "nvidia_smi_output",
     )  # fmt: skip
-    return found(cause, Confidence.LIKELY, summary, rows + _bus(s))
+    # Windows owns the card and the kernel half of the driver: there is no kernel log to read here
+    fixes = _WSL_DRIVER if s.is_wsl2 and not s.in_container else None
+    return found(cause, Confidence.LIKELY, summary, rows + _bus(s), fixes=fixes)
 
 
 @check("no-gpu-visible", needs=("driver",))

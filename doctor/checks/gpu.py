@@ -164,11 +164,11 @@ def bfloat16_unsupported_gpu(s: Snapshot) -> Finding | Skipped | None:
     dtype = (s.serving.dtype if s.serving else None) or ""
     if "bfloat16" in dtype:
         rows.append(s.evidence("serving.dtype"))
-        summary = f"{label(g)} (compute capability {c[0]}.{c[1]}) has no bfloat16, which was asked for"
+        summary = f"{label(g)}, compute capability {c[0]}.{c[1]}, has no bfloat16, which was asked for"
         return found(cause, Confidence.LIKELY, summary, rows)
     if s.origin != "host" or "half" in dtype or "float16" in dtype:
         return None
-    summary = f"{label(g)} (compute capability {c[0]}.{c[1]}) has no bfloat16: give bf16 checkpoints --dtype half"
+    summary = f"{label(g)}, compute capability {c[0]}.{c[1]}, has no bfloat16: give bf16 checkpoints --dtype half"
     note = found(cause, Confidence.HINT, summary, rows, severity=Severity.NOTE)
     return replace(note, title="This GPU has no bfloat16")  # nobody has asked for it yet
 
@@ -245,7 +245,9 @@ def pcie_link_degraded(s: Snapshot) -> Finding | Skipped | None:
                 s.evidence(f"{at}.pcie_gen"),
             ]
             summary = f"{label(gpu)} is connected with x{gpu.pcie_width} of x{gpu.pcie_width_max} PCIe lanes"
-            return found(cause, Confidence.HINT, summary, rows)
+            # one card loads its model more slowly through fewer lanes and answers as fast
+            summary += "; that slows only the loading of the model"
+            return found(cause, Confidence.HINT, summary, rows, severity=Severity.NOTE)
     return None
 
 

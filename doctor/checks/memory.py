@@ -129,7 +129,8 @@ def usable_vram_fraction(s: Snapshot) -> Finding | Skipped | None:
         prefix = f"{label(r.gpu)}: " if len(rooms) > 1 else ""
         texts.append(
             f"{prefix}{r.figures()} free: {highest:.2f} is the highest --gpu-memory-utilization that starts"
-            f"{unsure}, {recommended:.2f} is recommended"
+            f"{unsure}, "
+            + (f"{recommended:.2f} is recommended" if recommended else "which leaves no room to serve")
         )
         evidence += _evidence(s, r)
         evidence.append(Evidence("context", _context_note(r), r.gpu.cuda_source or "NVML"))

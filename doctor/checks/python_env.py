@@ -250,8 +250,8 @@ def vllm_doctor_name_clash(s: Snapshot) -> Finding | Skipped | None:
 def vllm_not_installed(s: Snapshot) -> Finding | Skipped | None:
     """Says that the environment looked at holds no vLLM, and how another one is named.
 
-    Signals: no vllm distribution on the import path of the chosen interpreter. A note: vLLM may run in
-    a container or in an environment that was not named.
+    Signals: no vllm distribution on the import path of the chosen interpreter. A note, since vLLM may
+    run in a container or in an environment that was not named; a blocker for the one that was.
     """
     cause, p = "vllm-not-installed", facts_of(s)
     if p.vllm is None:
@@ -272,7 +272,8 @@ def vllm_not_installed(s: Snapshot) -> Finding | Skipped | None:
         verify=("vllm-env/bin/vllm --version",),
     )
     summary = f"vLLM is not installed for {where}{own}"
-    return found(cause, Confidence.PROVEN, summary, rows, severity=Severity.NOTE, fixes=(name, new))
+    severity = Severity.BLOCKER if p.chosen_by == "--python" else Severity.NOTE
+    return found(cause, Confidence.PROVEN, summary, rows, severity=severity, fixes=(name, new))
 
 
 @check("python-version-unsupported", needs=("python",))

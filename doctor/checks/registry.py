@@ -72,6 +72,7 @@ class Judgement:
     passed: tuple[str, ...]
     skipped: tuple[Skipped, ...]
     waived: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()  # the checks that were chosen; empty: all
 
 
 _CHECKS: dict[tuple[str, str], Check] = {}
@@ -154,7 +155,14 @@ def judge(
     skipped = [r for r in merged.values() if isinstance(r, Skipped)]
     passed = [cause_id for cause_id, r in merged.items() if r is None]
     shown = fold(order(findings))
-    return Judgement(_verdict(snapshot, shown, skipped), shown, tuple(passed), tuple(skipped), tuple(waived))
+    return Judgement(
+        _verdict(snapshot, shown, skipped),
+        shown,
+        tuple(passed),
+        tuple(skipped),
+        tuple(waived),
+        tuple(sorted(wanted)),
+    )
 
 
 def _verdict(snapshot: Snapshot, shown: tuple[Finding, ...], skipped: list[Skipped]) -> Verdict:

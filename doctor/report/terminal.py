@@ -101,8 +101,17 @@ def headline(judgement: Judgement, ascii_only: bool = False) -> Text:
         unjudged = [s for s in judgement.skipped if s.essential]
         text.append("could not be judged: " + "; ".join(f"{s.id} ({s.why})" for s in unjudged[:2]))
     else:
-        text.append("nothing found that stops or slows vLLM")
+        text.append(_ready(judgement))
     return text
+
+
+def _ready(judgement: Judgement) -> str:
+    if judgement.only:
+        ran = len(judgement.passed) + len(judgement.findings)
+        return f"{_plural(ran, 'chosen check')} found nothing that stops vLLM"
+    if any(f.id == "vllm-not-installed" for f in judgement.findings):
+        return "nothing found that would stop vLLM; vLLM itself is not installed in the Python that was found"
+    return "nothing found that stops or slows vLLM"
 
 
 def verdict_mark(verdict: Verdict, ascii_only: bool = False) -> Text:
@@ -113,7 +122,9 @@ def verdict_mark(verdict: Verdict, ascii_only: bool = False) -> Text:
 
 def finding_view(item: Finding, verbose: bool, ascii_only: bool = False) -> Group:
     """One finding: cause, proof, what to do."""
-    icon, plain, style = _SEVERITY[item.severity]
+    # a hint stops nothing by itself, so it never looks as if it did
+    severity = Severity.DEGRADES if item.severity is Severity.BLOCKER and not item.blocks else item.severity
+    icon, plain, style = _SEVERITY[severity]
     title = Text.assemble((f"{plain if ascii_only else icon} {item.title}", f"bold {style}"))
     title.append(f"  [{item.id}, {_SURE[item.confidence]}]", style="dim")
     parts: list[Text | Padding] = [title, _indent(Text(item.summary or item.cause))]

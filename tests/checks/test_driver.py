@@ -382,3 +382,17 @@ def test_a_container_with_half_of_the_nodes(tmp_path: Path) -> None:
         Path(f"{tmp_path}/dev/{name}").unlink()
     assert "nvidia-uvm-device-missing" in blockers(judge(snapshot(host, **CONTAINER)))
     assert "nvidia-uvm-device-missing" in judge(snapshot(host, **NATIVE)).passed
+
+
+def test_under_wsl2_a_driver_error_is_repaired_in_windows(tmp_path: Path) -> None:
+    result = judge(snapshot(wsl2(tmp_path, failing(DRIVER_NOT_LOADED)), **WSL))
+    item = top(result, "nvml-init-failed")
+    assert item.fixes[0].commands == (("wsl.exe", "--shutdown"),)
+    assert not any("dmesg" in c for r in item.fixes for c in r.commands)
+
+
+def test_equal_versions_are_not_called_different(tmp_path: Path) -> None:
+    """The library was replaced on disk after the module was loaded and then put back, or two of them are there."""
+    host = healthy(tmp_path, failing(MISMATCH))
+    item = top(judge(snapshot(host, **NATIVE)), "driver-library-version-mismatch")
+    assert item.summary == "The driver says that module and libraries differ, though both name 580.159.03 on disk"

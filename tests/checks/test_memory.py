@@ -185,3 +185,9 @@ def test_a_full_card(tmp_path: Path, free: int) -> None:
     j = judge(busy(tmp_path, free, []))
     assert "no fraction does" in top(j, "gpu-memory-held-by-other-process").summary or "util-above" in str(j)
     assert top(j, "usable-vram-fraction").fixes == ()
+
+
+def test_no_fraction_is_recommended_where_nothing_is_left(tmp_path: Path) -> None:
+    finding = top(judge(snapshot(wsl2(tmp_path, rtx_2080_ti(GIB)), **WSL)), "usable-vram-fraction")
+    assert finding.summary.endswith("which leaves no room to serve")
+    assert not finding.fixes

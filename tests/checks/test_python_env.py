@@ -278,6 +278,12 @@ def test_vllm_not_installed_says_where_it_looked(tmp_path: Path) -> None:
     assert f.fixes[1].commands[0] == ("/opt/venv/bin/python", "-m", "venv", "vllm-env")
 
 
+def test_a_named_environment_without_vllm_blocks(tmp_path: Path) -> None:
+    f = finding(snapshot(host_in(tmp_path), python="/opt/venv"), "vllm-not-installed")
+    assert (f.severity, f.confidence) == (Severity.BLOCKER, Confidence.PROVEN)
+    assert "chosen by: --python" in f.summary
+
+
 def test_the_doctors_own_environment_is_called_so(tmp_path: Path) -> None:
     host = FakeHost(tmp_path)
     tc.add_python(host, "/opt/doctor")

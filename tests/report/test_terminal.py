@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+from typing import Any
 
 import pyte
 from rich.console import Console
 
 from doctor.checks.registry import Judgement, found
 from doctor.facts import GpuFacts, PythonFacts, SystemFacts
-from doctor.finding import Confidence, Evidence, Remedy, Risk, Severity, Skipped, Verdict
+from doctor.finding import Confidence, Evidence, Finding, Remedy, Risk, Severity, Skipped, Verdict
 from doctor.report import json_report, terminal
+from doctor.report.machine import machine_rows
 from doctor.snapshot import Snapshot
 
 SNAPSHOT = Snapshot(
@@ -84,6 +86,42 @@ def test_a_real_terminal_shows_it_within_its_width() -> None:
     assert shown[0].startswith("✗ BLOCKED")
     assert "$ sudo apt-get install g++-12" in "\n".join(shown)
     assert screen.buffer[0][0].fg == "red"
+
+
+def judgement_of(*findings: Finding, **more: Any) -> Judgement:
+    return Judgement(Verdict.READY, findings, ("port-in-use",), (), **more)
+
+
+def test_ready_says_what_was_asked() -> None:
+    assert terminal.headline(judgement_of()).plain.endswith("nothing found that stops or slows vLLM")
+    few = terminal.headline(judgement_of(only=("port-in-use",))).plain
+    assert few == "✓ READY  1 chosen check found nothing that stops vLLM"
+    note = found("vllm-not-installed", Confidence.PROVEN, "None.", severity=Severity.NOTE)
+    assert "vLLM itself is not installed" in terminal.headline(judgement_of(note)).plain
+
+
+def test_a_hint_does_not_look_like_a_blocker() -> None:
+    out = io.StringIO()
+    hint = found("wsl2-uva-unavailable", Confidence.HINT, "Perhaps.")
+    sure = found("wsl2-uva-unavailable", Confidence.LIKELY, "Surely.")
+    for item in (hint, sure):
+        Console(file=out, width=200).print(terminal.finding_view(item, verbose=False))
+    lines = [line for line in out.getvalue().splitlines() if "wsl2-uva-unavailable" in line]
+    assert [line[0] for line in lines] == ["!", "✗"]
+
+
+def test_square_brackets_are_text_not_markup() -> None:
+    out = io.StringIO()
+    rows = Snapshot(system=SystemFacts(os_name="[red]Debian[/] [/nope]", os_id="debian"))
+    terminal.print_judgement(judgement_of(), rows, out=Console(file=out, width=100))
+    assert "[red]Debian[/] [/nope]" in out.getvalue()
+
+
+def test_an_environment_that_cannot_be_examined_is_said() -> None:
+    facts = PythonFacts(executable=None, chosen_by="--python", error="/opt/x is not a program or a folder")
+    assert ("python", "cannot be examined: /opt/x is not a program or a folder") in machine_rows(
+        Snapshot(python=facts)
+    )
 
 
 def test_ascii_terminals_get_ascii_icons() -> None:
