@@ -35,7 +35,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """The tally of outcomes comes last, and only after a run of everything."""
     last = [i for i in items if i.get_closest_marker("last")]
     items[:] = [i for i in items if i not in last] + last
-    whole = not config.option.keyword and not getattr(config.option, "lf", False) and all("::" not in a for a in config.args)
+    whole = (
+        not config.option.keyword
+        and not getattr(config.option, "lf", False)
+        and all("::" not in a for a in config.args)
+    )
     config.stash[_WHOLE_SUITE] = whole and set(config.args) <= {"tests", str(config.rootpath), "."}
 
 
