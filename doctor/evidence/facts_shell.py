@@ -51,10 +51,15 @@ def read(lines: Iterable[Line], name: str, facts: FactBuilder) -> list[Event]:
     events: list[Event] = []
     packages: list[str] = []
     pid1 = False
+    before = ""
     for line in lines:
         text = line.text.strip()
         source = f"{name}:{line.number}"
         if not text:
+            continue
+        asked, before = "torch.cuda.is_available()" in before, text
+        if asked and text in ("True", "False"):
+            events.append(Event("report.cuda-available", source, text, line.number, {"value": text}))
             continue
         listed_wsl = _WSL_LIST.match(text)
         if listed_wsl:

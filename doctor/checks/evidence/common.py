@@ -146,7 +146,7 @@ def wsl_sign(s: Snapshot) -> Event | Evidence | None:
 
 def container_sign(s: Snapshot) -> Event | None:
     """What shows that the program ran in a container, or None."""
-    return first(s, "container.inside", "container.pid1")
+    return first(s, "container.inside", "container.pid1", "container.no-driver-banner")
 
 
 def ranks(s: Snapshot) -> int:

@@ -117,8 +117,11 @@ def c_compiler_missing(s: Snapshot) -> Result:
 
 @rule("python-headers-missing")
 def python_headers_missing(s: Snapshot) -> Result:
-    """A compiler stopped at Python.h (proven). The include folder on its command line tells the version."""
-    event = first(s, "compiler.python-h")
+    """A compiler stopped at Python.h (proven), or CMake found no headers (likely).
+
+    The include folder on the compiler's command line tells the version.
+    """
+    event = first(s, "compiler.python-h", "compiler.python-h-cmake")
     if event is None:
         return None
     folder = first(s, "compiler.python-include")
@@ -134,8 +137,10 @@ def python_headers_missing(s: Snapshot) -> Result:
             (f"ls /usr/include/python{minor}/Python.h",),
         )  # fmt: skip
         fixes = (first_fix, *fixes[1:])
-    text = f"the C helper of Triton includes Python.h{f' of Python {minor}' if minor else ''}, which is not there"
-    return say("python-headers-missing", PROVEN, text, event, folder, fixes=fixes)
+    if stopped := first(s, "compiler.python-h"):
+        text = f"what is compiled includes Python.h{f' of Python {minor}' if minor else ''}, which is not there"
+        return say("python-headers-missing", PROVEN, text, stopped, folder, fixes=fixes)
+    return say("python-headers-missing", LIKELY, "CMake finds no headers of this Python", event, fixes=fixes)
 
 
 @rule("wsl2-libcuda-link-name-missing")
@@ -229,6 +234,10 @@ def stale_lock(s: Snapshot) -> Result:
     if lock:
         return say("flashqla-stale-build-lock", LIKELY, "a lock file lies in the FlashQLA build folder", lock)
     if waiting:
+        named = near(s, waiting, {"compiler.flashqla-named"}, before=40, after=40)
+        if named:
+            text = "the start waits for the lock of the FlashQLA build"
+            return say("flashqla-stale-build-lock", LIKELY, text, waiting, named)
         text = "a process waits for the lock of an extension build; whose build it is is not shown"
         return say("flashqla-stale-build-lock", HINT, text, waiting)
     return None

@@ -158,6 +158,9 @@ def not_exposed(s: Snapshot) -> Result:
     if library and platform:
         text = "libcuda.so.1 cannot be loaded and vLLM finds no platform, as in a container without the GPU"
         return say(cause, LIKELY, text, library, platform)
+    banner = first(s, "container.no-driver-banner")
+    if banner:
+        return say(cause, LIKELY, "the image's start script found no driver: the container has no GPU", banner)
     cluster = first(s, "container.kubernetes-no-gpu")
     if cluster:
         return say(cause, LIKELY, "no node of the cluster offers a free GPU to the pod", cluster)

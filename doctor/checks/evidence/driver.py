@@ -147,7 +147,9 @@ def missing(s: Snapshot) -> Result:
         text = "CUDA is not available and no driver version can be read, although torch is a CUDA build"
         return say(cause, HINT, text, *events(s, "report.cuda-available", "report.no-driver-version"))
     unknown = first(s, "driver.infer-device", "driver.no-platform")
-    if unknown and not (s.driver and s.driver.version) and not first(s, "python.cpu-torch"):
+    other = has(s, "python.cpu-torch", "driver.nvml-mismatch", "driver.nvml-not-loaded", "wsl.blocked-by-os")
+    works = any(e.values["value"] == "True" for e in events(s, "report.cuda-available"))
+    if unknown and not (s.driver and s.driver.version) and not other and not works:
         return say(cause, HINT, "vLLM finds no GPU platform", unknown)
     return None
 

@@ -52,7 +52,13 @@ def p2p_hang(s: Snapshot) -> Result:
         return say(cause, sure, f"{which} between {max(ranks(s), 2)} ranks never ended", timeout)
     test = first(s, "network.p2p-test")
     if test:
-        return say(cause, LIKELY, "a direct transfer between two cards failed", test)
+        plain = "CANNOT Access" in test.text  # so it is with most consumer cards, and NCCL copes
+        text = (
+            "these cards have no direct access to each other"
+            if plain
+            else "a direct transfer between two cards failed"
+        )
+        return say(cause, HINT if plain else LIKELY, text, test)
     waiting = first(s, "vllm.broadcast-wait")
     probe = first(s, "vllm.p2p-probe")
     if waiting and ranks(s) > 1:

@@ -175,6 +175,11 @@ def compile_cache_stale(s: Snapshot) -> Result:
             continue
         text = f"a cache of compiled code refers to {event.values['path']}, which cannot be read"
         return say("compile-cache-stale", LIKELY, text, event)
+    corrupt = first(s, "compiler.cache-corrupt")
+    if corrupt:
+        return say(
+            "compile-cache-stale", LIKELY, "vLLM suspects what an earlier compilation left in its cache", corrupt
+        )
     seen = first(s, "compiler.autotune-decode")
     if seen:
         return say(
