@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -19,6 +20,8 @@ INDEX = "model.safetensors.index.json"
 #: The largest published headers (thousands of expert tensors) are a few MB.
 _LARGEST_HEADER = 100 << 20
 _LARGEST_INDEX = 64 << 20
+#: A petabyte: no checkpoint comes near it.
+_LARGEST_TOTAL = 10**15
 _BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U8": 8, "BOOL": 8,
          "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "U16": 16, "U32": 32, "U64": 64, "F4": 4}  # fmt: skip
 
@@ -51,15 +54,18 @@ def _weight_map(index: Mapping[str, Any], name: str) -> dict[str, str]:
     entries = index.get("weight_map")
     if not isinstance(entries, dict) or not all(isinstance(v, str) for v in entries.values()):
         raise ConfigError(f"{name}: has no weight_map of tensor names to files")
-    if any("/" in v or v.startswith(".") for v in entries.values()):
-        raise ConfigError(f"{name}: weight_map names files outside the folder")
+    if any("/" in v or "\0" in v or v.startswith(".") or len(v) > 255 for v in entries.values()):
+        raise ConfigError(f"{name}: weight_map names files outside the folder, or no files at all")
     return entries
 
 
 def read_header(path: Path) -> dict[str, int]:
     """Bytes of every tensor in one safetensors file. Raises :class:`ConfigError` when it is cut short."""
     try:
-        size = path.stat().st_size
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode):
+            raise ConfigError(f"{path} is not a regular file")
+        size = about.st_size
         with path.open("rb") as file:
             start = file.read(8)
             if len(start) < 8:
@@ -156,8 +162,8 @@ def _from_index(shape: ModelShape, computed: Weights, index: Mapping[str, Any]) 
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
     if isinstance(total, float) and total.is_integer():
         total = int(total)
-    if isinstance(total, bool) or not isinstance(total, int) or total <= 0:
-        raise ConfigError(f"{shape.name} ({INDEX}): metadata has no total_size")
+    if isinstance(total, bool) or not isinstance(total, int) or not 0 < total <= _LARGEST_TOTAL:
+        raise ConfigError(f"{shape.name} ({INDEX}): metadata has no total_size that could be one")
     depth = _depth(shape)
     parts = {part_of(name, depth) for name in names}
     vision = computed.vision if Part.VISION in parts else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,10 @@ LARGEST_CONFIG_BYTES = 16 << 20
 def read_json(path: Path, largest: int = LARGEST_CONFIG_BYTES) -> dict[str, Any]:
     """One JSON object from a file. Raises :class:`ConfigError` with one line that says what is wrong."""
     try:
-        size = path.stat().st_size
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode):  # a pipe would be waited for, a device may never end
+            raise ConfigError(f"{path} is not a regular file")
+        size = about.st_size
         if size > largest:
             raise ConfigError(f"{path} is {size:,} bytes; a file of this kind has at most {largest:,}: not read")
         data = json.loads(path.read_text(encoding="utf-8-sig"))
@@ -28,10 +32,14 @@ def read_json(path: Path, largest: int = LARGEST_CONFIG_BYTES) -> dict[str, Any]
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text (byte {error.start})") from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not valid JSON ({error})") from None
+        raise ConfigError(f"{path}: not valid JSON ({_json_problem(error)})") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: should hold one JSON object, holds a {type(data).__name__}")
     return data
+
+
+def _json_problem(error: Exception) -> str:
+    return "a number with too many digits" if "int_max_str_digits" in str(error) else str(error)
 
 
 def shape_of(data: Mapping[str, Any], name: str) -> ModelShape:

@@ -52,6 +52,15 @@ class Fields:
             raise ConfigError(f"{self.name}: {keys[0]} = {_shown(value)} is out of range ({bound})")
         return value
 
+    def share(self, *keys: str, default: float) -> float:
+        """A number from 0 to 1."""
+        value = self.get(*keys)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+            raise ConfigError(f"{self.name}: {keys[0]} should be a number from 0 to 1, is {_shown(value)}")
+        return float(value)
+
     def flag(self, *keys: str, default: bool = False) -> bool:
         """A boolean."""
         value = self.get(*keys)
@@ -96,6 +105,10 @@ class Fields:
         if not isinstance(value, dict):
             raise ConfigError(f"{self.name}: {key} should be an object, is {_shown(value)}")
         return value
+
+    def inner(self, key: str) -> Fields:
+        """The object under ``key``, asked before this one."""
+        return Fields(f"{self.name}.{key}", self.nested(key) or {}, *self._objects)
 
     def divides(self, total: int, part: int, what: str) -> int:
         """``total // part``, refusing a remainder with ``what`` as the explanation."""

@@ -6,8 +6,11 @@ holds is used first. No credential is read or sent: a gated model has to be fetc
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import re
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -20,8 +23,9 @@ from doctor.memory.config import LARGEST_CONFIG_BYTES
 from doctor.memory.fields import ConfigError
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}\Z")
-#: Seconds for each of the two requests.
+#: Seconds for each of the two requests, from its start to its last byte.
 DEADLINE_S = 20.0
+_PIECE = 1 << 16
 _LIMITS = {"config.json": LARGEST_CONFIG_BYTES, INDEX: 64 << 20}
 
 
@@ -37,23 +41,40 @@ def fetch(model: str, env: Mapping[str, str], say: Callable[[str], None]) -> Fet
     """The files of one hub model: from the hub's cache, ours, or the network (``say`` is told what is fetched)."""
     if found := _hub_cache(model, env):
         return Fetched(found, "the local hub cache")
-    endpoint = env.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    endpoint = (env.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
     folder = cache_folder(env) / urllib.parse.quote(endpoint.split("://")[-1], safe="") / model.replace("/", "--")
     if (folder / "config.json").is_file() and (folder / ".complete").is_file():
         return Fetched(folder, "fetched before")
     if env.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         raise ConfigError(f"{model} is not in the local caches, and HF_HUB_OFFLINE forbids to fetch it")
-    if urllib.parse.urlsplit(endpoint).scheme not in ("http", "https"):
+    if not _is_http(endpoint):
         raise ConfigError(f"HF_ENDPOINT {endpoint!r} is not an http address")
-    folder.mkdir(parents=True, exist_ok=True)
+    files: dict[str, bytes] = {}
     for name in _LIMITS:
         url = f"{endpoint}/{model}/resolve/main/{name}"
         say(f"fetching {url}")
         data = _get(url, model, name)
         if data is not None:
-            _write(folder / name, data)
+            files[name] = data
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot keep what was fetched in {folder}: {error.strerror}") from None
+    for name, data in files.items():
+        _write(folder / name, data)
     _write(folder / ".complete", b"")
     return Fetched(folder, endpoint)
+
+
+def _is_http(endpoint: str) -> bool:
+    try:
+        parts = urllib.parse.urlsplit(endpoint)
+        _ = parts.port  # raises when it is no number a port can have
+    except ValueError:
+        return False
+    return (
+        parts.scheme in ("http", "https") and bool(parts.hostname) and not re.search(r"[\x00-\x20\x7f]", endpoint)
+    )
 
 
 def cache_folder(env: Mapping[str, str]) -> Path:
@@ -79,7 +100,7 @@ def _get(url: str, model: str, name: str) -> bytes | None:
     request = urllib.request.Request(url, headers={"User-Agent": "vllm-doctor"})  # noqa: S310  http(s) was checked
     try:
         with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:  # noqa: S310
-            data: bytes = answer.read(limit + 1)
+            data = _body(answer, limit)
     except urllib.error.HTTPError as error:
         if error.code == 404 and name == INDEX:
             return None  # one file holds all weights, or there is none: shapes decide
@@ -87,12 +108,33 @@ def _get(url: str, model: str, name: str) -> bytes | None:
                   403: "it is gated; fetch it with `hf download` and give the folder",
                   404: "the hub has no such model or it has no config.json"}  # fmt: skip
         raise ConfigError(f"{model}: {reason.get(error.code, f'the hub answered {error.code}')} ({url})") from None
+    except http.client.HTTPException as error:  # its text may be whatever the other side sent
+        raise ConfigError(f"{model}: {url} does not answer as a hub does ({type(error).__name__})") from None
     except (OSError, ValueError) as error:
-        why = getattr(error, "reason", error)
+        why = " ".join(str(getattr(error, "reason", error)).split())
         raise ConfigError(f"{model}: cannot fetch {url} ({why}); give a folder or a config.json instead") from None
     if len(data) > limit:
         raise ConfigError(f"{model}: {name} is larger than {limit:,} bytes; not kept")
+    # a login page or half a file must not be kept: it would be believed from then on
+    try:
+        whole = isinstance(json.loads(data), dict)
+    except (ValueError, RecursionError):
+        whole = False
+    if not whole:
+        raise ConfigError(f"{model}: {url} is not valid JSON (cut short, or a page for people); not kept")
     return data
+
+
+def _body(answer: http.client.HTTPResponse, limit: int) -> bytes:
+    """At most one byte more than ``limit``; TimeoutError when it trickles past the deadline."""
+    pieces: list[bytes] = []
+    size, end = 0, time.monotonic() + DEADLINE_S
+    while size <= limit and (piece := answer.read1(min(_PIECE, limit + 1 - size))):
+        pieces.append(piece)
+        size += len(piece)
+        if time.monotonic() > end:
+            raise TimeoutError(f"not complete after {DEADLINE_S:g} s")
+    return b"".join(pieces)
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -34,10 +34,22 @@ class Model:
 
 def open_model(given: str, env: Mapping[str, str], say: Callable[[str], None]) -> Model:
     """Finds and reads a model. Raises :class:`ConfigError` with one line."""
-    path = Path(given).expanduser()
-    if path.is_dir():
+    if not given.strip():
+        raise ConfigError("the model's name is empty")
+    shown = repr(given)[1:-1]  # one line, whatever it holds
+    shown = shown if len(shown) <= 200 else f"{shown[:200]}..."
+    try:
+        path = Path(given).expanduser()
+        is_folder, exists = path.is_dir(), path.exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"{shown}: {getattr(error, 'strerror', None) or 'not a name that a file can have'}"
+        ) from None
+    if is_folder:
+        if not (path / "config.json").exists():
+            raise ConfigError(f"{shown}: a folder without config.json{_instead(path)}")
         return _open(given, path / "config.json", path, str(path), path.resolve())
-    if path.exists():
+    if exists:
         # a config.json alone: its folder may hold the index and weights too
         folder = path.parent if path.name == "config.json" else None
         return _open(given, path, folder, str(path), path.parent.resolve())
@@ -46,7 +58,18 @@ def open_model(given: str, env: Mapping[str, str], say: Callable[[str], None]) -
     if HUB_ID.match(given):
         fetched = fetch(given, env, say)
         return _open(given, fetched.folder / "config.json", fetched.folder, fetched.origin)
-    raise ConfigError(f"{given}: no such folder or file, and not a hub name like Qwen/Qwen3.5-9B")
+    raise ConfigError(f"{shown}: no such folder or file, and not a hub name like Qwen/Qwen3.5-9B")
+
+
+def _instead(folder: Path) -> str:
+    """What lies there that the user may have meant."""
+    try:
+        if any(folder.glob("*.gguf")):
+            return "; GGUF files carry no config.json, give the original model's"
+        below = sorted(p.parent.name for p in folder.glob("*/config.json"))
+    except OSError:
+        return ""
+    return f"; {below[0]!r} below it has one" if below else ""
 
 
 def _open(given: str, config: Path, folder: Path | None, origin: str, local: Path | None = None) -> Model:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from doctor.memory.checkpoint import INDEX, read_header
 from doctor.memory.config import LARGEST_CONFIG_BYTES, read_json, shape_of
 from doctor.memory.families import builders
 from doctor.memory.fields import ConfigError
+from doctor.memory.model import open_model
+from doctor.memory.weights import weights_from_shapes
 from tests.memory.support import config_path, shape
 
 CONFIG: dict[str, Any] = json.loads(config_path("qwen3.5-9b").read_text())
@@ -107,6 +112,73 @@ def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
         read_json(path)
 
 
+def test_only_a_regular_file_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # opening it would wait for a writer
+    for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
+        with pytest.raises(ConfigError, match="is not a regular file"):
+            read_json(path)
+    with pytest.raises(ConfigError, match="is not a regular file"):
+        read_header(tmp_path / "pipe")
+
+
+def test_a_number_without_end(tmp_path: Path) -> None:
+    assert "not valid JSON" in write(tmp_path / "config.json", b'{"hidden_size": ' + b"9" * 6000 + b"}") or (
+        sys.version_info < (3, 10, 7)  # the limit of digits came with a security release
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("", "name is empty"),
+        ("  ", "name is empty"),
+        ("a\tb\nc", r"a\\tb\\nc: no such"),
+        ("x" * 5000, "name"),
+        ("a\0b", "name"),
+    ],
+)
+def test_names_that_no_model_has(given: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        open_model(given, {}, print)
+    text = str(caught.value)
+    assert len(text) < 400
+    assert "\n" not in text
+
+
+def test_a_folder_without_config(tmp_path: Path) -> None:
+    def refused() -> str:
+        with pytest.raises(ConfigError) as caught:
+            open_model(str(tmp_path), {}, print)
+        return str(caught.value)
+
+    assert refused().endswith("a folder without config.json")
+    (tmp_path / "model.gguf").touch()
+    assert "GGUF files carry no config.json" in refused()
+    (tmp_path / "model.gguf").unlink()
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner/config.json").touch()
+    assert refused().endswith("'inner' below it has one")
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ('{"metadata": {"total_size": 1%s}, "weight_map": {"a": "b"}}' % ("0" * 400), "no total_size"),
+        ('{"metadata": {"total_size": NaN}, "weight_map": {"a": "b"}}', "no total_size"),
+        ('{"metadata": {"total_size": 1e400}, "weight_map": {"a": "b"}}', "no total_size"),
+        ('{"metadata": {"total_size": 5}, "weight_map": {"a": "%s"}}' % ("x" * 5000), "no files at all"),
+        ('{"metadata": {"total_size": 5}, "weight_map": {"a": "x\\u0000y"}}', "no files at all"),
+        ('{"metadata": {"total_size": 5}, "weight_map": {"a": "../../etc/passwd"}}', "outside the folder"),
+    ],
+)
+def test_an_index_of_nonsense(tmp_path: Path, index: str, message: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / INDEX).write_text(index)
+    with pytest.raises(ConfigError, match=message) as caught:
+        open_model(str(tmp_path), {}, print)
+    assert len(str(caught.value).splitlines()) == 1
+
+
 def test_every_family_has_a_config_that_was_compared() -> None:
     compared = {
         json.loads(p.read_text())["architectures"][0] for p in config_path("x").parent.parent.rglob("*.json")
@@ -126,13 +198,41 @@ JUNK = (
 )
 
 
-@given(st.dictionaries(st.sampled_from(sorted(CONFIG["text_config"])), JUNK, min_size=1, max_size=4))
-def test_any_mutilated_config_is_understood_or_refused_in_one_line(junk: dict[str, Any]) -> None:
-    data = copy.deepcopy(CONFIG)
-    data["text_config"].update(junk)
+CONFIGS = sorted(config_path("x").parent.parent.rglob("config.json"))
+
+
+def _paths(data: Any, before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    found = []
+    for key, value in data.items():
+        found.append((*before, key))
+        if isinstance(value, dict):
+            found += _paths(value, (*before, key))
+    return found
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.data())
+def test_any_mutilated_config_is_understood_or_refused_in_one_line(chance: st.DataObject) -> None:
+    """Every family's real configuration with up to three values, at any depth, replaced by junk."""
+    data: Any = json.loads(chance.draw(st.sampled_from(CONFIGS)).read_text())
+    for path in chance.draw(st.lists(st.sampled_from(_paths(data)), min_size=1, max_size=3)):
+        inner = data
+        for key in path[:-1]:
+            inner = inner.get(key) if isinstance(inner, dict) else None
+        if isinstance(inner, dict):
+            inner[path[-1]] = chance.draw(JUNK)
     message = ""
     try:
-        shape_of(data, "model")
+        weights_from_shapes(shape_of(data, "model"))
     except ConfigError as error:
         message = str(error)
     assert "\n" not in message
+
+
+@pytest.mark.parametrize("name", ["qwen3.5-9b", "families/glm", "families/glm4-moe", "families/qwen3-next"])
+@pytest.mark.parametrize("value", ["", "0.25", {}, [1, 2], True, -1, 2.0, float("nan")])
+def test_a_rotary_share_that_is_none(name: str, value: object) -> None:
+    data = json.loads(config_path(name).read_text())
+    text = data.get("text_config", data)
+    text["rope_parameters"] = {**(text.get("rope_parameters") or {}), "partial_rotary_factor": value}
+    assert "partial_rotary_factor should be a number from 0 to 1" in refusal(data)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from http.client import HTTPResponse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from doctor.memory.checkpoint import INDEX
 from doctor.memory.fields import ConfigError
-from doctor.memory.hub import cache_folder, fetch
+from doctor.memory.hub import _body, cache_folder, fetch
 from doctor.memory.model import open_model
 from tests.memory.support import config_path
 
@@ -109,6 +112,9 @@ def test_a_broken_file_from_the_hub_is_one_line(hub: Hub, env: dict[str, str]) -
     hub.files["/org/model/resolve/main/config.json"] = b"<html>login</html>"
     with pytest.raises(ConfigError, match="not valid JSON"):
         open_model("org/model", env, silent)
+    # it was not kept: once the hub is well again, so is the answer
+    hub.files["/org/model/resolve/main/config.json"] = CONFIG
+    assert open_model("org/model", env, silent).shape.hidden == 4096
 
 
 def test_the_hubs_own_cache_comes_first(hub: Hub, env: dict[str, str], tmp_path: Path) -> None:
@@ -123,3 +129,64 @@ def test_names_that_are_neither_file_nor_hub(env: dict[str, str]) -> None:
     for name in ("nothing", "../org/model", "org/model/extra", "org/mo del", "https://x/y"):
         with pytest.raises(ConfigError, match="no such folder or file"):
             open_model(name, env, silent)
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"\x00\xff no http\r\n\r\n", "does not answer as a hub does"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"a" * 100_000 + b"\r\n\r\n", "does not answer as a hub does"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n" + CONFIG[:100], "cut short"),
+        (b"HTTP/1.1 302 Found\r\nLocation: file:///etc/passwd\r\nContent-Length: 0\r\n\r\n", "answered 302"),
+        (b"", "does not answer as a hub does"),
+    ],
+    ids=["no-http", "huge-header", "cut-short", "to-a-file", "closed"],
+)
+def test_an_endpoint_that_is_no_hub_is_one_line(env: dict[str, str], raw: bytes, message: str) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.settimeout(10)
+
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(raw)
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    with pytest.raises(ConfigError, match=message) as caught:
+        fetch("org/model", env | {"HF_ENDPOINT": f"http://127.0.0.1:{listener.getsockname()[1]}"}, silent)
+    thread.join(5)
+    listener.close()
+    assert len(str(caught.value).splitlines()) == 1
+    assert not list(cache_folder(env).rglob("*.json"))
+
+
+class _Trickle:
+    """A body that never ends."""
+
+    def __init__(self, piece: bytes) -> None:
+        self.piece = piece
+
+    def read1(self, size: int) -> bytes:
+        return self.piece[:size]
+
+
+def test_a_body_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    endless = cast("HTTPResponse", _Trickle(b" " * 4096))
+    assert len(_body(endless, 100_000)) == 100_001  # one too many is enough to refuse it
+    monkeypatch.setattr("doctor.memory.hub.DEADLINE_S", 0.0)
+    with pytest.raises(TimeoutError, match="not complete"):
+        _body(cast("HTTPResponse", _Trickle(b" ")), 100_000)
+
+
+@pytest.mark.parametrize("endpoint", ["http://[bad", "http://a b", "http://127.0.0.1:99999", "http://", "ftp://x"])
+def test_an_endpoint_that_is_no_address(env: dict[str, str], endpoint: str) -> None:
+    with pytest.raises(ConfigError, match="not an http address"):
+        fetch("org/model", env | {"HF_ENDPOINT": endpoint}, silent)
+
+
+def test_a_cache_that_cannot_be_written(hub: Hub, env: dict[str, str]) -> None:
+    hub.files["/org/model/resolve/main/config.json"] = CONFIG
+    with pytest.raises(ConfigError, match="cannot keep what was fetched in /dev/null"):
+        fetch("org/model", env | {"XDG_CACHE_HOME": "/dev/null"}, silent)

@@ -45,10 +45,12 @@ def dense(source: Source, traits: Traits) -> ModelShape:
     weights.append(parts.other(f"{root}.norm", base.hidden * (2 if traits.norm_bias else 1)))
     vision, view = tower(source, base.hidden) if multimodal else (None, [])
     rope = text.nested("rope_parameters") or text.nested("rope_scaling") or {}
-    share = rope.get("partial_rotary_factor", text.get("partial_rotary_factor") or 1.0)
+    share = text.inner("rope_parameters" if text.has("rope_parameters") else "rope_scaling").share(
+        "partial_rotary_factor", default=1.0
+    )
     return assemble(
         source, traits.title, base, layers, [*weights, *view], vision=vision, widest=widest_dense(base),
-        rotary_dim=int(base.head_dim * float(share)), rotary_stretch=4 if "mrope_section" in rope else 1,
+        rotary_dim=int(base.head_dim * share), rotary_stretch=4 if "mrope_section" in rope else 1,
     )  # fmt: skip
 
 

@@ -70,7 +70,7 @@ def qwen_delta_net(source: Source) -> ModelShape:
         vision, tower = _qwen_vision(Fields(f"{source.name} (vision_config)", view), base.hidden)
         weights += tower
     rope = text.nested("rope_parameters") or {}
-    share = rope.get("partial_rotary_factor", text.get("partial_rotary_factor") or 0.25)
+    share = text.inner("rope_parameters").share("partial_rotary_factor", default=0.25)
     experts = text.integer("num_experts", "num_local_experts", default=0, least=0)
     chosen = text.integer("num_experts_per_tok", default=0, least=0)
     width = chosen * text.integer("moe_intermediate_size", default=0, least=0) if experts else base.ffn
@@ -83,7 +83,7 @@ def qwen_delta_net(source: Source) -> ModelShape:
         draft_layers=[full] * drafts,
         vision=vision,
         widest=max(2 * base.hidden + 3 * width, 3 * base.hidden + 3 * state.conv_channels),
-        rotary_dim=int(base.head_dim * float(share)),
+        rotary_dim=int(base.head_dim * share),
         rotary_stretch=4 if "mrope_section" in rope else 1,
     )
 

@@ -160,13 +160,11 @@ def glm4_moe(source: Source) -> ModelShape:
             weights += parts.linear(f"{prefix}.eh_proj", base.hidden, 2 * base.hidden, part)
             weights.append(parts.other(prefix, 3 * base.hidden, part))
     weights.append(parts.other("model.norm", base.hidden))
-    share = (text.nested("rope_parameters") or {}).get(
-        "partial_rotary_factor", text.get("partial_rotary_factor") or 0.5
-    )
+    share = text.inner("rope_parameters").share("partial_rotary_factor", default=0.5)
     return assemble(
         source, "GLM-4.5 (MoE)", base, [full] * base.depth, weights, draft_layers=[full] * drafts,
         widest=max(2 * base.hidden + 3 * base.ffn, _widest(base, chosen, ffn, shared)),
-        rotary_dim=int(base.head_dim * float(share)),
+        rotary_dim=int(base.head_dim * share),
     )  # fmt: skip
 
 
