@@ -147,3 +147,10 @@ def test_symptoms_and_look_alikes_name_existing_causes() -> None:
         assert set(cause.symptom_of) <= known, cause.id
         assert set(cause.look_alikes) <= known, cause.id
         assert cause.id not in cause.symptom_of
+
+
+def test_the_way_to_the_card_is_told_before_what_is_compiled() -> None:
+    """Who has neither GPU nor compiler in a container repairs the GPU first."""
+    facts = [c.id for c in registry.registered() if c.kind == "facts"]
+    assert facts.index("nvidia-driver-missing") < facts.index("container-gpu-not-exposed")
+    assert facts.index("container-gpu-not-exposed") < facts.index("c-compiler-missing")
