@@ -113,7 +113,10 @@ def test_speed_on_a_card() -> None:
     assert ab_speed.judge(fast, cpu=False, mean_length=2.4).why.startswith("MTP makes it faster here: 80.0")
     # single runs that overlap are no clear difference
     near = [_run(Config(0, True), 50, 90, 88), _run(Config(2, True), 80, 81, 79)]
-    assert ab_speed.judge(near, cpu=False, mean_length=2.4).status == "pass"
+    one = ab_speed.judge(near, cpu=False, mean_length=2.4)
+    assert (one.status, "no clear difference" in one.why) == ("pass", True)
+    noisy = [_run(Config(0, True), 44, 48, 39), _run(Config(2, True), 38, 68, 99)]
+    assert "no clear difference" in ab_speed.judge(noisy, cpu=False, mean_length=1.9).why
 
 
 def _answer(tokens: str, tops: list[dict[str, float]]) -> Answer:
