@@ -349,6 +349,7 @@ class World:
         self.ran: list[tuple[str, ...]] = []
         self.environments: list[dict[str, str]] = []
         self.state = State(root / "state", calls)
+        self.started = 0
         self.privilege = Privilege(is_root, "/usr/bin/sudo" if sudo and not is_root else "", ask=False)
         self.machine = Machine(
             self.privilege,
@@ -371,7 +372,8 @@ class World:
 
     def journal(self) -> Journal:
         self.state.make()
-        return Journal.start(self.state, {}, 1_800_000_000.0)
+        self.started += 1
+        return Journal.start(self.state, {}, 1_800_000_000.0 + self.started + len(os.listdir(self.state.runs)))
 
     def programs(self) -> dict[str, Program]:
         return {

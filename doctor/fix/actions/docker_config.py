@@ -143,7 +143,10 @@ def _info(machine: Machine, client: Any) -> dict[str, Any] | None:
         found = json.loads(answer.stdout) if answer.ok else None
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    if not isinstance(found, dict):
+        return None
+    # Docker 20.10 lists its built-in shims until the first reload, and no more after it
+    return {name: value for name, value in found.items() if not name.startswith("io.containerd.")}
 
 
 def _wait(machine: Machine, client: Any, seconds: float, runtime: str = "") -> bool:
