@@ -261,6 +261,8 @@ def vllm_not_installed(s: Snapshot) -> Finding | Skipped | None:
     details = [f"Python {p.version}" if p.version else "", f"chosen by: {p.chosen_by}" if p.chosen_by else ""]
     where = f"{p.executable or 'this interpreter'} ({', '.join(d for d in details if d) or 'version not known'})"
     own = "; that is the doctor's own environment, and no other was found" if p.is_doctors_own else ""
+    gone = next((place for place in p.looked_at if place.endswith("has no Python that can be run")), None)
+    own += f"; the activated environment is broken ({gone})" if gone else ""
     rows = [s.evidence("python.executable"), s.evidence("python.vllm", "not installed")]
     rows += [Evidence("looked at", place, "environment") for place in p.looked_at]
     name = Remedy("Name the environment that has it: vllm-doctor check --python ENV", risk=Risk.SAFE)

@@ -31,6 +31,8 @@ print(json.dumps({
     "path": [p for p in sys.path if p], "user_site": site.getusersitepackages(),
 }))
 """
+#: What is said of an activated environment whose Python is gone.
+NO_PYTHON = "has no Python that can be run"
 #: How the question is shown as a source of facts.
 ASKED = "-I -c (sys, sysconfig, site)"
 
@@ -81,7 +83,7 @@ def choose(host: Host, options: Options) -> Interpreter:
     if options.python is not None:
         return _explicit(host, options.python)
     candidates = list(_candidates(host))
-    looked = tuple(f"{by}: {where}" for where, by, _ in candidates)
+    looked = (*_broken(host), *(f"{by}: {where}" for where, by, _ in candidates))
     with_vllm = [c for c in candidates if c[2]]
     others = [c for c in candidates if not is_own(host, c[0])]
     for where, by, _ in (*with_vllm, *others, *candidates):
@@ -152,6 +154,14 @@ def _candidates(host: Host) -> Iterator[tuple[str, str, bool]]:
                 break
     if host.exists(sys.executable):
         yield sys.executable, "this interpreter", _holds(host, sys.executable, "vllm")
+
+
+def _broken(host: Host) -> Iterator[str]:
+    """Activated environments without a Python: it was removed or upgraded away beneath them."""
+    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        prefix = host.env.get(variable)
+        if prefix and not _python_in(host, prefix):
+            yield f"{variable}: {prefix} {NO_PYTHON}"
 
 
 def _interpreter_of(host: Host, script: str) -> str | None:

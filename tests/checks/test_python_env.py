@@ -278,6 +278,17 @@ def test_vllm_not_installed_says_where_it_looked(tmp_path: Path) -> None:
     assert f.fixes[1].commands[0] == ("/opt/venv/bin/python", "-m", "venv", "vllm-env")
 
 
+def test_a_broken_activated_environment_is_told(tmp_path: Path) -> None:
+    """As after an upgrade of the system's Python: the environment's link leads nowhere."""
+    host = FakeHost(tmp_path, env={"VIRTUAL_ENV": "/home/x/vllm-env"})
+    host.link("/home/x/vllm-env/bin/python", "/usr/bin/python3.11")
+    tc.add_python(host, "/usr")
+    f = finding(snapshot(host), "vllm-not-installed")
+    told = "VIRTUAL_ENV: /home/x/vllm-env has no Python that can be run"
+    assert f"the activated environment is broken ({told})" in f.summary
+    assert told in [e.value for e in f.evidence]
+
+
 def test_a_named_environment_without_vllm_blocks(tmp_path: Path) -> None:
     f = finding(snapshot(host_in(tmp_path), python="/opt/venv"), "vllm-not-installed")
     assert (f.severity, f.confidence) == (Severity.BLOCKER, Confidence.PROVEN)
