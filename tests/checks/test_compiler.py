@@ -129,10 +129,7 @@ def test_a_complete_machine_passes(tmp_path: Path, cause: str) -> None:
 def test_a_hanging_compiler_is_not_judged(tmp_path: Path) -> None:
     host = tc.machine(tmp_path, compilers={f"/usr/bin/{n}": tc.hangs for n in ("gcc", "c++")})
     s = snapshot(host)
-    assert (
-        judged(s, "c-compiler-missing")
-        == "the trial compile with /usr/bin/gcc could not be made: no end within 4 s"
-    )
+    assert "with /usr/bin/gcc could not be made: no end within " in str(judged(s, "c-compiler-missing"))
     assert "could not be tried" in str(judged(s, "cxx-compiler-missing"))
 
 

@@ -129,7 +129,9 @@ def test_a_hanging_compiler_and_nvcc_are_recorded(tmp_path: Path) -> None:
     (nvcc,) = facts.nvccs or ()
     assert nvcc.release is None
     assert nvcc.gcc_max == 15  # its header can still be read
-    assert {t.error for t in facts.trials} == {"no end within 4 s"}
+    assert facts.trials
+    # one that had to wait for an answer first gets what is left of the common budget
+    assert all((t.error or "").startswith("no end within ") for t in facts.trials)
     assert all(t.ok is None for t in facts.trials)
 
 
