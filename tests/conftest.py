@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import hypothesis
 import pytest
 
 from doctor.checks import registry
@@ -13,6 +14,12 @@ from doctor.snapshot import Snapshot
 #: (cause, kind) -> outcomes seen: "fires", "silent", "not judged".
 OUTCOMES: dict[tuple[str, str], set[str]] = defaultdict(set)
 _WHOLE_SUITE = pytest.StashKey[bool]()
+
+# a busy machine is no defect: what must be fast has a test of its own
+hypothesis.settings.register_profile(
+    "patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("patient")
 
 
 def _record() -> None:

@@ -136,7 +136,7 @@ def base_url(place: Endpoint, host: Host) -> str:
     return place.url if path is None else f"unix://{host.local_path(path)}"
 
 
-def _talk(sdk: Any, place: Endpoint, host: Host, seconds: float) -> Answer:
+def _talk(sdk: Any, place: Endpoint, host: Host, seconds: float) -> Answer | None:
     try:
         api = sdk.APIClient(
             base_url=base_url(place, host),
@@ -152,6 +152,10 @@ def _talk(sdk: Any, place: Endpoint, host: Host, seconds: float) -> Answer:
         info = _get(api, "/info")
         return Answer(info=info, version=_get(api, "/version"), denied=False, reachable=True)
     except Exception as error:  # noqa: BLE001  see above
+        if (
+            type(error).__name__ == "ReadTimeout"
+        ):  # of requests: no answer, like none within the time of the thread
+            return None
         return Answer(error=_line(error), denied=False, reachable=False)
     finally:
         api.close()
