@@ -64,12 +64,18 @@ def run(args: argparse.Namespace) -> int:
         return _calibrations(args)
     if not args.models:
         raise DoctorError("give a model: a folder, a config.json or a hub name like Qwen/Qwen3.5-9B")
+    if args.emit and not args.purpose:
+        args.purpose = "chat"  # what is printed is judged
     version = switches(args.vllm)
     wish = _wish(args)
     available = _available(args)
     cards: Sequence[Card | None] = _cards(args, pool_only=available is not None)
     if args.calibrate:
         return _calibrate(args, cards, wish, version)
+    if (args.emit or args.curve) and (len(args.models) > 1 or len(cards) > 1):
+        wanted = "--emit" if args.emit else "--curve"
+        sold = f"; here: {', '.join(c.name for c in cards if c)}" if len(cards) > 1 else ""
+        raise DoctorError(f"{wanted} needs one model and one card (--vram GiB tells sizes apart){sold}")
     rows, errors = _judge(args, cards, wish, version, available)
     fits = [row[2] for row in rows if isinstance(row[2], Fit)]
     if not fits:
@@ -150,6 +156,10 @@ def _emit(args: argparse.Namespace, fit: Fit) -> str:
 
     if fit.profile is None:
         raise DoctorError("--emit needs a card: give --gpu or --vram instead of --available-kv")
+    for warning in fit.profile.warnings:
+        print(f"! {warning}", file=sys.stderr)  # noqa: T201
+    if fit.fits is False:
+        print(f"! does not fit: {fit.why}", file=sys.stderr)  # noqa: T201
     if args.emit == "serve":
         return emit.serve_text(fit.model, fit.profile)
     if args.emit == "env":
@@ -186,11 +196,11 @@ def _curve(args: argparse.Namespace, fit: Fit) -> None:
 def _calibrate(args: argparse.Namespace, cards: Sequence[Card | None], wish: Wish, version: Switches) -> int:
     from doctor.memory.learn import learn
 
-    card = next((c for c in cards if c is not None), None)
     try:
         text = sys.stdin.read() if args.calibrate == "-" else Path(args.calibrate).read_text("utf-8", "replace")
     except OSError as error:
         raise DoctorError(f"cannot read {args.calibrate}: {error.strerror}") from None
+    card = _card_of_log(text, args.calibrate, [c for c in cards if c is not None])
     lesson = learn(text, args.calibrate, _open(args.models[0]), card, wish, version, explicit_version=args.vllm)
     from doctor.memory.calibration import save
 
@@ -198,6 +208,16 @@ def _calibrate(args: argparse.Namespace, cards: Sequence[Card | None], wish: Wis
     print(lesson.summary)  # noqa: T201
     print(f"kept in {path}; `vllm-doctor fit --forget` deletes it", file=sys.stderr)  # noqa: T201
     return 0
+
+
+def _card_of_log(text: str, name: str, cards: Sequence[Card]) -> Card | None:
+    """Of a card sold with several sizes the one whose size the log names."""
+    from doctor.memory.calibration import read_log
+
+    total = read_log(text, name).total_gib
+    if len(cards) > 1 and total is None:
+        raise DoctorError(f"{name}: does not name the card's memory; give --vram GiB")
+    return min(cards, key=lambda c: abs(c.total_bytes / GIB - (total or 0)), default=None)
 
 
 def _calibrations(args: argparse.Namespace) -> int:
@@ -242,6 +262,8 @@ def _cards(args: argparse.Namespace, pool_only: bool) -> Sequence[Card | None]:
     if pool_only:
         return [None]
     cards = local_cards()
+    if not cards and args.calibrate:
+        return []  # the log names its card's memory
     if not cards:
         raise DoctorError("no NVIDIA card answers here: say which one with --gpu NAME or --vram GiB")
     return cards[:1]

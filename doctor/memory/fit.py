@@ -12,6 +12,7 @@ from doctor.memory.layout import KvOptions
 from doctor.memory.model import Model
 from doctor.memory.overhead import Compile
 from doctor.memory.predict import Card, Prediction, Start
+from doctor.memory.refusals import block_refusal, kv_format_warnings, sequences_refusal
 from doctor.memory.roofline import Ceiling, break_even, ceiling
 from doctor.memory.settings import Profile, Wish, both_starts, choose, highest, plain_options, recommended
 from doctor.memory.start_check import starts
@@ -56,6 +57,7 @@ class Fit:
     profile: Profile | None = None
     max_utilization: float | None = None
     recommended_utilization: float | None = None
+    warnings: tuple[str, ...] = ()  # about the start that was judged, not about the settings
 
 
 def evaluate(
@@ -75,7 +77,9 @@ def evaluate(
             raise ValueError("a card or a pool is needed")
         options = _pool_options(model, wish)
         pool = size_pool(model.shape, available_bytes, options, version)
-        return Fit(model, None, version, options, None, support, pool.fits, pool.refusal, pool,
+        why = pool.refusal or block_refusal(pool.layout, options)
+        why = why or sequences_refusal(pool, options, version, eager=wish.eager)
+        return Fit(model, None, version, options, None, support, not why, why, pool,
                    draft=_draft(model, available_bytes, available_bytes, options, version))  # fmt: skip
     profile = choose(model, card, purpose or "chat", wish, version)
     if purpose:
@@ -92,11 +96,16 @@ def evaluate(
         profile = replace(profile, first=first, later=later)
     pool = later.likely if available_bytes is None else size_pool(model.shape, available_bytes, options, version)
     fits, why = _verdict(card, start, first, later, support, pool if available_bytes is not None else None)
+    if fits is not False:
+        pools = (first.low, later.high) if available_bytes is None else (pool, pool)
+        refused, least = _refused(pools, options, version, wish.eager)
+        fits, why = (fits, why) if not refused else (False if least else None, refused)
     short, full = _ceilings(model, card, options, pool, wish.eager)
     return Fit(
         model, card, version, options, start, support, fits, why, pool, first, later, short, full,
         _draft_on_card(model, card, start, options, version),
         profile, highest(card), recommended(card),
+        () if purpose else tuple(kv_format_warnings(model.shape, card, options)),
     )  # fmt: skip
 
 
@@ -158,7 +167,19 @@ def _verdict(card: Card, start: Start, first: Prediction, later: Prediction, sup
         return None, "it is within the uncertainty of the prediction"
     if later.available.high <= 0:
         return False, f"the weights alone exceed the memory asked for by {-later.available.high / 2**30:.2f} GiB"
-    return False, later.high.refusal
+    return False, later.high.refusal + _shorter(first.low.highest_context)
+
+
+def _shorter(longest: int) -> str:
+    return f"; --max-model-len {longest // 1024 * 1024} would fit" if longest >= 1024 else ""
+
+
+def _refused(pools: tuple[KvPool, KvPool], options: KvOptions, version: Switches, eager: bool) -> tuple[str, bool]:
+    """What vLLM refuses beside memory, and whether it does so with the larger of two possible pools as well."""
+    if block := block_refusal(pools[1].layout, options):
+        return block, True
+    certain = sequences_refusal(pools[1], options, version, eager=eager)
+    return certain or sequences_refusal(pools[0], options, version, eager=eager), bool(certain)
 
 
 def _ceilings(model: Model, card: Card, options: KvOptions, pool: KvPool, eager: bool) -> tuple[Ceiling, Ceiling]:

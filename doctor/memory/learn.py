@@ -29,7 +29,8 @@ def learn(text: str, name: str, model: Model, card: Card | None, wish: Wish, ver
     measured = read_log(text, name)
     if explicit_version is None and measured.vllm:
         version = switches(measured.vllm)
-    card = _card(measured, card)
+    card = _card(measured, card, name)
+    seen = _as_seen(measured, card)
     utilization = wish.utilization or measured.utilization
     if utilization is None:
         raise DoctorError(f"{name}: does not say --gpu-memory-utilization; give it with --util")
@@ -43,9 +44,9 @@ def learn(text: str, name: str, model: Model, card: Card | None, wish: Wish, ver
         raise DoctorError(f"{name}: does not tell whether the compile cache was cold; give the whole log")
     else:
         compiled = Compile.COLD if measured.cold else Compile.WARM
-    options = plain_options(model, wish, version, card)
+    options = plain_options(model, wish, version, seen)
     start = Start(utilization, compiled, wish.vision)
-    prediction = predict(model.shape, model.weights, card, start, options, version)
+    prediction = predict(model.shape, model.weights, seen, start, options, version)
     result = calibrate(measured, prediction, card, model.shape, options, compiled, wish.vision, version)
     was, now = prediction.available.likely / GIB, (prediction.requested_bytes - result.spent_bytes) / GIB
     summary = (
@@ -53,11 +54,29 @@ def learn(text: str, name: str, model: Model, card: Card | None, wish: Wish, ver
         f"{now:.3f} GiB measured (+-{result.uncertainty_bytes / GIB:.3f}), {was:.3f} predicted "
         f"({100 * (was - now) / now:+.2f} %)"
     )
+    if measured.total_gib is None:
+        summary += f"; the log does not name the card's memory, taken as {card.total_bytes / GIB:.2f} GiB"
     return Lesson(card, result, summary)
 
 
-def _card(measured: Measured, card: Card | None) -> Card:
+#: A card's name tells its memory no better than this (GB against GiB, what the driver keeps).
+_NAMED_SHARE = 0.06
+
+
+def _as_seen(measured: Measured, card: Card) -> Card:
+    """The card with the memory that the log names: what vLLM asked for was a share of that."""
+    if measured.total_gib is None or abs(card.total_bytes / GIB - measured.total_gib) <= 0.006:
+        return card  # the log rounds to two decimals, the card may be known to the byte
+    return replace(card, total_bytes=int(measured.total_gib * GIB))
+
+
+def _card(measured: Measured, card: Card | None, name: str) -> Card:
     if card is not None:
+        has = card.total_bytes / GIB
+        if measured.total_gib is not None and abs(has / measured.total_gib - 1) > _NAMED_SHARE:
+            raise DoctorError(
+                f"{name}: its card has {measured.total_gib:g} GiB, {card.name} has {has:.2f}; name the log's card"
+            )
         return card
     if measured.total_gib is None:
         raise DoctorError("the log does not say how much memory the card has; give --gpu or --vram")

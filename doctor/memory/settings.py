@@ -10,8 +10,9 @@ from doctor.memory.layout import KvOptions, UnsupportedOption, default_prefix_ca
 from doctor.memory.model import Model
 from doctor.memory.overhead import Compile
 from doctor.memory.predict import Card, Prediction, Start, predict
+from doctor.memory.refusals import block_refusal, kv_format_warnings, needs_bfloat16, sequences_refusal
 from doctor.memory.roofline import break_even, measured_acceptance
-from doctor.memory.start_check import GIB, highest_utilization, recommended_utilization
+from doctor.memory.start_check import GIB, default_utilization, highest_utilization, recommended_utilization
 from doctor.memory.versions import Switches
 
 PURPOSES = ("chat", "long-context", "throughput")
@@ -68,8 +69,12 @@ def default_start(card: Card, wish: Wish, version: Switches) -> float:
 
 
 def recommended(card: Card) -> float:
-    """The highest fraction that leaves half a GiB free at the start."""
-    return recommended_utilization(card.total_bytes, free_bytes(card))
+    """The highest fraction that leaves half a GiB free at the start; at most vLLM's default where nobody measured.
+
+    A desktop on the same card takes a GiB and more: on a 22 GB card under WSL2 0.95 was refused.
+    """
+    best = recommended_utilization(card.total_bytes, free_bytes(card))
+    return best if card.free_bytes is not None else min(best, default_utilization(None))
 
 
 def highest(card: Card) -> float:
@@ -110,14 +115,11 @@ def choose(model: Model, card: Card, purpose: str, wish: Wish, version: Switches
     """The profile for one purpose. What the user fixed stays as it is."""
     reasons: dict[str, str] = {}
     utilization = default_start(card, wish, version)
-    reasons["gpu_memory_utilization"] = (
-        "as given" if wish.utilization is not None else
-        f"{highest(card):.2f} is the highest that passes the start check; half a GiB is left for what vLLM "
-        "allocates after it"
-    )  # fmt: skip
+    reasons["gpu_memory_utilization"] = _why_utilization(card, wish)
     start = Start(utilization, Compile.EAGER if wish.eager else Compile.WARM, wish.vision)
     options = _base_options(model, purpose, wish, version, reasons)
     options = _with_drafts(model, card, purpose, wish, start, options, version, reasons)
+    options = _whole_block(model, wish, options, version, reasons)  # drafts make the block larger
     options = _with_context(model, card, purpose, wish, start, options, version, reasons)
     options = _with_sequences(model, card, purpose, wish, start, options, version, reasons)
     if model.shape.vision is not None:
@@ -126,11 +128,15 @@ def choose(model: Model, card: Card, purpose: str, wish: Wish, version: Switches
             f"frees the image encoder ({model.weights.vision / GIB:.2f} GiB) and its profiling; not for images"
         )  # fmt: skip
     first, later = both_starts(model, card, start, options, version)
+    reasons["host"] = "127.0.0.1: this machine only; whoever reaches the port can use the model"
     dtype = ""
+    if needs_bfloat16(model.shape, card, options):
+        dtype = "bfloat16"
+        reasons["dtype"] = "bfloat16: on this card an fp8 cache with float16 is refused (FlashAttention 3)"
     if model.shape.dtype.endswith("bfloat16") and card.capability is not None and card.capability < (8, 0):
         dtype = "half"
         reasons["dtype"] = "half: this card has no bfloat16 (compute capability 8.0), and vLLM refuses to guess"
-    warnings = tuple(_warnings(model, card, options, first, later))
+    warnings = tuple(_warnings(model, card, options, first, later, version, wish.eager, dtype))
     return Profile(options, start, first, later, reasons, warnings, dtype)
 
 
@@ -160,11 +166,39 @@ def _base_options(model: Model, purpose: str, wish: Wish, version: Switches, rea
         max_num_batched_tokens=batched,
         tp=wish.tp,
     )
+    return _whole_block(model, wish, options, version, reasons)
+
+
+def _why_utilization(card: Card, wish: Wish) -> str:
+    if wish.utilization is not None:
+        return "as given"
+    if card.free_bytes is None and recommended(card) == default_utilization(None):
+        return (
+            "vLLM's own default: how much is free was not measured, a desktop may use the card; "
+            f"{highest(card):.2f} is the highest that can pass the start check"
+        )
+    return (
+        f"{highest(card):.2f} is the highest that passes the start check; half a GiB is left for what vLLM "
+        "allocates after it"
+    )
+
+
+def _whole_block(
+    model: Model, wish: Wish, options: KvOptions, version: Switches, reasons: dict[str, str]
+) -> KvOptions:
+    """Keeps what vLLM insists on: with prefix caching a batch holds one whole block."""
     layout = lay_out(model.shape, options, version)
-    if layout.state_mode == "align" and batched < layout.block_size and wish.max_num_batched_tokens is None:
-        batched = 16 * -(-layout.block_size // 16)
+    if not block_refusal(layout, options):
+        return options
+    if wish.max_num_batched_tokens is None:
         reasons["max_num_batched_tokens"] = f"at least one block ({layout.block_size} tokens), or vLLM refuses"
-        options = replace(options, max_num_batched_tokens=batched)
+        return replace(options, max_num_batched_tokens=16 * -(-layout.block_size // 16))
+    if wish.prefix_caching is None:
+        reasons["prefix_caching"] = (
+            f"off: a block of {layout.block_size} tokens would exceed the {wish.max_num_batched_tokens} of a "
+            "batch, and vLLM refuses that"
+        )
+        return replace(options, prefix_caching=False)
     return options
 
 
@@ -211,7 +245,7 @@ def _with_context(model: Model, card: Card, purpose: str, wish: Wish, start: Sta
         first, _ = both_starts(model, card, start, replace(options, max_model_len=limit), version)
         length = min(limit, first.low.highest_context)
         if length < limit and wish.kv_cache_dtype is None and (card.capability or (0, 0)) >= (8, 9):
-            halved = replace(options, kv_cache_dtype="fp8")
+            halved = _whole_block(model, wish, replace(options, kv_cache_dtype="fp8"), version, reasons)
             first, _ = both_starts(model, card, start, replace(halved, max_model_len=limit), version)
             options, length = halved, min(limit, first.low.highest_context)
             reasons["kv_cache_dtype"] = (
@@ -252,8 +286,13 @@ def _with_sequences(model: Model, card: Card, purpose: str, wish: Wish, start: S
     return replace(options, max_num_seqs=count)
 
 
-def _warnings(model: Model, card: Card, options: KvOptions, first: Prediction, later: Prediction) -> list[str]:
-    out = []
+def _warnings(model: Model, card: Card, options: KvOptions, first: Prediction, later: Prediction,
+              version: Switches, eager: bool, dtype: str) -> list[str]:  # fmt: skip
+    refused = block_refusal(later.likely.layout, options)
+    refused = refused or sequences_refusal(later.likely, options, version, eager=eager)
+    out = [refused] if refused else []
+    if not dtype:  # else the settings already have the remedy
+        out += kv_format_warnings(model.shape, card, options)
     if first.available.likely < later.available.likely - GIB // 4:
         out.append(
             f"the first start has about {(later.available.likely - first.available.likely) / GIB:.1f} GiB less KV "
@@ -265,14 +304,6 @@ def _warnings(model: Model, card: Card, options: KvOptions, first: Prediction, l
             out.append(
                 f"with MTP a prompt under {later.likely.smallest_prefix_hit or 0:,} tokens never hits the cache"
             )
-    layout = later.likely.layout
-    if layout.state_mode == "align" and options.max_num_batched_tokens < layout.block_size:
-        out.append(
-            f"vLLM will refuse: block size {layout.block_size} must not exceed max_num_batched_tokens "
-            f"{options.max_num_batched_tokens}"
-        )
-    if layout.state_mode and options.max_num_seqs > later.likely.num_blocks:
-        out.append(f"max_num_seqs {options.max_num_seqs} exceeds the {later.likely.num_blocks} blocks of the pool")
     if card.free_bytes is None:
         out.append("free memory was not measured: the fraction assumes that nothing else uses the card")
     return out

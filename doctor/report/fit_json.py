@@ -72,7 +72,7 @@ def fit_object(fit: Fit) -> dict[str, Any]:
             "argv": serve_arguments(fit.model, fit.profile),
         }  # fmt: skip
         out["reasons"] = dict(fit.profile.reasons)
-        out["warnings"] = list(fit.profile.warnings)
+    out["warnings"] = list(dict.fromkeys([*fit.warnings, *(fit.profile.warnings if fit.profile else ())]))
     return out
 
 

@@ -12,7 +12,7 @@ from doctor.memory.emit import serve_text
 from doctor.memory.fit import Fit
 from doctor.memory.predict import Prediction
 from doctor.memory.start_check import GIB
-from doctor.report.terminal import console
+from doctor.report.console import console
 
 _VERDICT = {True: ("✓", "ok", "FITS", "bold green"), None: ("?", "??", "CLOSE", "bold yellow"),
             False: ("✗", "XX", "DOES NOT FIT", "bold red")}  # fmt: skip
@@ -23,6 +23,8 @@ def print_fit(fit: Fit, *, purpose: str | None, out: Console | None = None) -> N
     out = out or console()
     ascii_only = not (out.encoding or "").lower().startswith("utf")
     out.print(_headline(fit, ascii_only))
+    for warning in fit.warnings:
+        out.print(Text(f"{'!!' if ascii_only else '!'} {warning}", style="yellow"))
     out.print(_rows(fit))
     if fit.profile and fit.card and not fit.profile.later.high.fits:
         out.print("  no settings for this card make it fit")

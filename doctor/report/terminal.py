@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import shlex
-import sys
 from collections.abc import Iterable
-from typing import IO, Any, cast
 
 from rich.console import Console, Group
 from rich.padding import Padding
@@ -15,6 +12,7 @@ from rich.text import Text
 
 from doctor.checks.registry import Check, Judgement
 from doctor.finding import Confidence, Finding, Remedy, Severity, Verdict
+from doctor.report.console import console as console  # other reports take it from here
 from doctor.report.machine import machine_rows
 from doctor.snapshot import Snapshot
 
@@ -33,29 +31,6 @@ _SURE = {Confidence.PROVEN: "proven", Confidence.LIKELY: "likely", Confidence.HI
 
 #: Fixes shown for one finding without ``-v``.
 SHOWN_FIXES = 3
-
-
-class _Trimmed:
-    """A text stream that gets no blanks before a line's end: rich pads lines to the width."""
-
-    def __init__(self, file: IO[str]) -> None:
-        self._file = file
-
-    def write(self, text: str) -> int:
-        self._file.write(re.sub(r" +(?=\n)", "", text))
-        return len(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-
-def console(file: IO[str] | None = None) -> Console:
-    """A console on stdout: coloured on a terminal, plain and 100 columns wide when piped."""
-    out = Console(file=file, highlight=False, soft_wrap=False)
-    if out.is_terminal:
-        return out
-    trimmed = cast("IO[str]", _Trimmed(file or sys.stdout))
-    return Console(file=trimmed, highlight=False, width=100, no_color=True)
 
 
 def print_judgement(

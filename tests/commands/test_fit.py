@@ -217,6 +217,25 @@ def test_calibrate_show_and_forget(capsys: pytest.CaptureFixture[str], tmp_path:
     assert "nothing was learned" in fit(capsys, "--calibrations").out
 
 
+def test_calibrating_picks_the_size_that_the_log_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    log = str(Path(__file__).resolve().parents[1] / "evidence/real/0.26.0-plain-warm-healthy.log")
+    ran = fit(capsys, AWQ, "--gpu", "H200", "--calibrate", log)
+    assert (ran.code, "warm start" in ran.out) == (0, True)
+    answer = fit(capsys, AWQ, "--gpu", "H200", "--util", "0.16", "--max-model-len", "8K", "--max-num-seqs", "1",
+                 "--max-num-batched-tokens", "1024", "--no-prefix-caching", "--json").json["fit"]  # fmt: skip
+    assert answer["later_starts"]["calibrated"]
+    ran = fit(capsys, AWQ, "--gpu", "2080 ti", "--calibrate", log)
+    assert (ran.code, "its card has 139.8 GiB" in ran.err) == (3, True)
+
+
+def test_emit_says_on_stderr_what_will_be_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    ran = fit(capsys, AWQ, *CARD, "--mtp", "2", "--kv-cache-dtype", "fp8", "--prefix-caching",
+              "--max-num-batched-tokens", "1024", "--emit", "serve")  # fmt: skip
+    assert ran.code == 2
+    assert "vLLM will refuse: block size 1072" in ran.err
+    assert ran.out.startswith("vllm serve ")
+
+
 # -- misuse ----------------------------------------------------------------------------------------------
 
 
@@ -235,6 +254,8 @@ def test_calibrate_show_and_forget(capsys: pytest.CaptureFixture[str], tmp_path:
         ([AWQ, "--vram", "-3"], "size in GiB"),
         ([AWQ, "--available-kv", "0"], "size in GiB"),
         ([AWQ, "--available-kv", "4", "--emit", "serve"], "--emit needs a card"),
+        ([AWQ, "--gpu", "2080 ti", "--emit", "serve"], "--emit needs one model and one card"),
+        ([AWQ, "--gpu", "3090", "--gpu", "T4", "--curve", "-"], "--curve needs one model and one card"),
         ([AWQ, "--gpu", "3090", "--calibrate", "/no/such.log"], "cannot read /no/such.log"),
         ([AWQ, "--gpu", "3090", "--curve", "/no/such/folder/x.svg"], "cannot write"),
     ],
