@@ -184,12 +184,10 @@ def _warmup(answer: Mapping[str, Any], out: Document) -> None:
 
 
 def _shape_bars(shapes: Any, out: Document) -> None:
-    rows = []
-    for one in _dicts(shapes):
-        later = sorted(s for s in map(_number, one.get("later_s") or ()) if s is not None)
-        rows.append(
-            (str(one.get("shape")), (_number(one.get("first_s")), later[len(later) // 2] if later else None))
-        )
+    rows = [
+        (str(one.get("shape")), (_number(one.get("first_s")), _number(one.get("usual_s"))))
+        for one in _dicts(shapes)
+    ]
     if rows:
         out.bars.append(
             Bars("First request of each shape against later ones", "s", ("first", "later"), tuple(rows))

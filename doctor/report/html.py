@@ -23,7 +23,7 @@ h3{font-size:1.05rem;margin:0 0 .2rem}p{margin:.4rem 0}.soft{color:var(--soft);f
 .blocked,.fail,.blocker{color:var(--blocked)}.abstain,.note{color:var(--soft)}
 article{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:1rem;margin:.8rem 0}
 table{border-collapse:collapse;width:100%;font-size:.92rem}th,td{text-align:left;vertical-align:top;
-padding:.3rem .7rem .3rem 0;border-bottom:1px solid var(--line);overflow-wrap:anywhere}th{color:var(--soft)}
+padding:.3rem .7rem .3rem 0;border-bottom:1px solid var(--line);overflow-wrap:break-word}th{color:var(--soft)}
 td:first-child{white-space:nowrap}pre{background:var(--card);border:1px solid var(--line);border-radius:6px;
 padding:.7rem;overflow:auto;font-size:.82rem;line-height:1.45;white-space:pre-wrap;overflow-wrap:anywhere}
 code{font-size:.9em}summary{cursor:pointer}svg{width:100%;height:auto;font:12px system-ui,sans-serif}

@@ -75,6 +75,7 @@ class ShapeTimes:
             "first_s": rounded(self.first_s),
             "later_ttft_s": [rounded(s) for s in self.later_ttft_s],
             "later_s": [rounded(s) for s in self.later_s],
+            "usual_s": rounded(self.usual_s),
             "spike": self.spike,
             "error": self.error,
         }

@@ -67,7 +67,7 @@ def _answer() -> dict[str, Any]:
         "vllm": "0.26.0", "model": f"{SECRETS['home']}/models/q9", "state": "died",
         "phases": [{"phase": "spawning", "at_s": 0.0}],
     }  # fmt: skip
-    shapes = [{"shape": "short prompt", "first_s": 2.9, "later_s": [0.1, 0.2]}]
+    shapes = [{"shape": "short prompt", "first_s": 2.9, "later_s": [0.1, 0.2], "usual_s": 0.15}]
     probes = [
         {"name": "liveness", "status": "fail", "why": line, "measured": {}, "expected": {}} for line in lines
     ] + [
@@ -157,7 +157,7 @@ def test_the_markdown_is_ready_to_paste(written: tuple[Path, str, str]) -> None:
     assert "the end </pre><script>" in log
     assert "vllm serve" in text.split("### Reproduce")[1]
     assert "@" not in re.sub(r"(?s)```.*?```", "", text)  # nobody is mentioned
-    assert "| short prompt | 2.9 | 0.2 |" in text
+    assert "| short prompt | 2.9 | 0.15 |" in text
 
 
 def test_a_snapshot_and_an_answer_give_the_same_findings(
