@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,7 +83,7 @@ def make(
 ) -> Plan:
     """The plan for what was found. The snapshot must not be redacted: paths are taken from it."""
     draft = Draft(snapshot, host, is_root)
-    for finding in judgement.findings:
+    for finding in _asked(judgement.findings, only):
         why = wanted(finding, only)
         if why is None:
             plan_finding(draft, finding)
@@ -98,6 +98,13 @@ def make(
     }
     text = json.dumps(facts, sort_keys=True, ensure_ascii=True)
     return Plan(actions, draft.left, hashlib.sha256(text.encode()).hexdigest(), tuple(only))
+
+
+def _asked(findings: Iterable[Finding], only: Collection[str]) -> Iterator[Finding]:
+    """The findings; those folded below another too when they are asked for by name."""
+    for finding in findings:
+        yield finding
+        yield from (f for f in _asked(finding.symptoms, only) if f.id in only)
 
 
 def _machine(s: Snapshot, is_root: bool) -> dict[str, Any]:

@@ -441,3 +441,13 @@ def test_no_shell_in_the_tree() -> None:
     for path in (Path(__file__).parents[2] / "doctor").rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"shell\s*=\s*True|os\.system\(|os\.popen\(|getoutput\(", text), path
+
+
+def test_a_folded_finding_can_be_asked_for(tmp_path: Path) -> None:
+    case = HOSTS["gxx12-missing"]
+    found = judge(case.snapshot, only=[case.cause])
+    other = judge(HOSTS["wsl1-no-gpu"].snapshot, only=["wsl1-no-gpu"]).findings[0]
+    folded = replace(found, findings=(replace(other, symptoms=found.findings),))
+    host = FakeHost(tmp_path, env=ENV, programs={"apt-get": inst("g++-12")})
+    plan = planning.make(case.snapshot, folded, host, is_root=False, only=[case.cause])
+    assert [a.causes for a in plan.actions if not a.helper] == [(case.cause,)]
