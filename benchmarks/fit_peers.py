@@ -3,7 +3,10 @@
     python benchmarks/fit_peers.py            # with hf-mem, kvfit and modelinfo-cli installed beside the doctor
 
 Each tool is asked through its own function for the KV bytes of one request of full length; the capacity is the
-pool divided by that. `accelerate estimate-memory` answers for weights only, so it has no figure here.
+pool divided by that. `accelerate estimate-memory` answers for weights only, so it stands in a second table,
+beside checkpoints whose size is published:
+
+    python benchmarks/fit_peers.py --weights  # with accelerate, transformers and torch installed
 """
 
 from __future__ import annotations
@@ -111,13 +114,46 @@ def measure() -> list[tuple[str, str, int, int, float, float, float]]:
     return table
 
 
+#: Bytes of published checkpoints, image encoder and MTP head included (12.4 GB and 51.75 GiB as published).
+CHECKPOINTS = {"qwen3.5-9b-awq": 12.4e9, "qwen3.5-27b": 51.75 * (1 << 30)}
+
+
+def accelerate_bytes(name: str) -> dict[str, float]:
+    """What `accelerate estimate-memory` prints as total size, by number format; it knows no other formats."""
+    from accelerate import init_empty_weights
+    from accelerate.utils import calculate_maximum_sizes
+    from transformers import AutoConfig, AutoModel
+
+    config = AutoConfig.from_pretrained(str(config_path(name).parent))
+    with init_empty_weights():  # as its create_empty_model does after it asked the hub for the config
+        model = AutoModel.from_config(config, torch_dtype="float32")
+    total, _ = calculate_maximum_sizes(model)
+    return {"float16": total / 2, "int4": total / 8}
+
+
+def weights() -> None:
+    """Prints the table of weights as Markdown."""
+    from doctor.memory.weights import weights_from_shapes
+
+    version = metadata.version("accelerate")
+    print(f"| checkpoint | bytes | vllm-doctor fit | accelerate {version} float16 | int4 |\n|---|---|---|---|---|")
+    for name, size in CHECKPOINTS.items():
+        own = weights_from_shapes(shape(name)).resident(vision=True, draft=True)
+        peer = accelerate_bytes(name)
+        errors = [f"{value / 1e9:.2f} GB ({value / size - 1:+.1%})" for value in (own, *peer.values())]
+        print(f"| {name} | {size / 1e9:.2f} GB | {' | '.join(errors)} |")
+
+
 def main() -> None:
     """Prints the table as Markdown."""
+    if "--weights" in sys.argv[1:]:
+        weights()
+        return
     print("| tool | models | answered | median error | worst error | us a question |\n|---|---|---|---|---|---|")
     for tool, group, answered, asked, median, worst, micro in measure():
         shown = f"{median:.1%} | {worst:.1%}" if answered else "- | -"
         print(f"| {tool} | {group} | {answered} of {asked} | {shown} | {micro:.0f} |")
-    print("| accelerate estimate-memory | - | no KV figure | - | - | - |")
+    print("| accelerate estimate-memory | - | weights only, see below | - | - | - |")
 
 
 if __name__ == "__main__":

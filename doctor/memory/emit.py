@@ -56,10 +56,10 @@ def env_text(model: Model, profile: Profile) -> str:
     launcher assumes two, so they stand in a comment.
     """
     o = profile.options
-    name = re.sub(r"[^a-z0-9.]+", "-", model.shape.name.lower()).strip("-")
+    name = re.sub(r"[^a-z0-9.]+", "-", model.shape.name.lower()).strip("-") or "model"
     length = f"{o.max_model_len // 1024}K"
     rows: dict[str, object] = {
-        "SERVED_NAME": f"{name}-{length}{f'-mtp{o.draft_tokens}' if o.draft_tokens else ''}-1card",
+        "SERVED_NAME": f"{name}-{length}{f'-mtp{o.draft_tokens}' if o.draft_tokens else ''}-{o.tp}card",
         "COMPATIBLE_MODES": "normal",
         "MODEL_FAMILY": "qwen" if "Qwen" in model.shape.family else name.split("-")[0],
         "MAX_MODEL_LEN": o.max_model_len,
@@ -77,9 +77,12 @@ def env_text(model: Model, profile: Profile) -> str:
         rows |= {"LANGUAGE_MODEL_ONLY": 1, "SKIP_MM_PROFILING": 1}
     if profile.start.compiled.value == "eager":
         rows["ENFORCE_EAGER"] = 1
+    devices = ",".join(map(str, range(o.tp)))
+    folder = " ".join(shlex.quote(model.served).splitlines())  # a comment is one line
     head = (
-        "# one card: the launcher assumes two unless told otherwise, and a profile may not say it, so start with\n"
-        f"#   GPU_DEVICES=0 TP_SIZE=1 MODEL_DIR={shlex.quote(model.served)} ./launcher.sh --non-interactive\n"
+        f"# {'one card' if o.tp == 1 else f'{o.tp} cards'}: the launcher assumes two unless told otherwise, and a "
+        "profile may not say it, so start with\n"
+        f"#   GPU_DEVICES={devices} TP_SIZE={o.tp} MODEL_DIR={folder} ./launcher.sh --non-interactive\n"
     )
     return head + "".join(f"{key}={value}\n" for key, value in rows.items())
 
@@ -100,11 +103,12 @@ def compose_text(model: Model, profile: Profile, image: str) -> str:
     arguments = [*words[:at], "--host", "0.0.0.0", "--port", "8000"]  # noqa: S104  inside the container only
     local = model.folder is not None
     served = "/model" if local else model.given
-    listed = "\n".join(f"      - {json.dumps(word)}" for word in [served, *arguments])
-    volumes = [f"{model.served}:/model:ro"] if local else ["huggingface:/root/.cache/huggingface"]
-    volumes.append("vllm-cache:/root/.cache/vllm")  # the compile cache: a cold start has less KV cache
-    mounts = "\n".join(f"      - {json.dumps(v)}" for v in volumes)
-    named = "".join(f"  {v.split(':')[0]}: {{}}\n" for v in volumes if not v.startswith(("/", ".", "~")))
+    listed = "\n".join(f"      - {_quoted(word)}" for word in [served, *arguments])
+    named = ["vllm-cache"] if local else ["huggingface", "vllm-cache"]  # a kept compile cache: more KV cache
+    mounts = "\n".join(
+        [_bind(model.served)] * local + [f'      - "{v}:/root/.cache/{v.removesuffix("-cache")}"' for v in named]
+    )
+    volumes = "".join(f"  {v}: {{}}\n" for v in named)
     return f"""services:
   vllm:
     image: {image}
@@ -127,4 +131,17 @@ def compose_text(model: Model, profile: Profile, image: str) -> str:
       interval: 10s
       start_period: 300s
 volumes:
-{named}"""
+{volumes}"""
+
+
+def _quoted(word: str) -> str:
+    """A YAML string; a dollar sign would be the start of a variable to compose."""
+    return json.dumps(word.replace("$", "$$"))
+
+
+def _bind(folder: str) -> str:
+    if ":" not in folder:
+        return f"      - {_quoted(f'{folder}:/model:ro')}"
+    return (
+        f"      - type: bind\n        source: {_quoted(folder)}\n        target: /model\n        read_only: true"
+    )

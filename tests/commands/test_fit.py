@@ -160,6 +160,19 @@ def test_emit_compose_publishes_on_loopback_only(capsys: pytest.CaptureFixture[s
     assert "\t" not in ran.out
 
 
+def test_emitted_names_are_quoted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = tmp_path / "we ird$HOME: 'q\"\nEVIL=1"
+    folder.mkdir()
+    (folder / "config.json").write_text(Path(AWQ, "config.json").read_text())
+    compose = fit(capsys, str(folder), *CARD, "--emit", "compose").out
+    assert "we ird$$HOME" in compose  # compose would put a variable's value there
+    assert f"source: {json.dumps(str(folder).replace('$', '$$'))}" in compose  # a colon divides there
+    profile = fit(capsys, str(folder), *CARD, "--emit", "env").out
+    assert not [line for line in profile.splitlines() if line.startswith("EVIL")]
+    two = fit(capsys, AWQ, *CARD, "--tp", "2", "--emit", "env").out
+    assert "GPU_DEVICES=0,1 TP_SIZE=2" in two
+
+
 def test_emit_json(capsys: pytest.CaptureFixture[str]) -> None:
     answer = fit(capsys, AWQ, *CARD, "--for", "throughput", "--emit", "json").json
     assert answer["settings"]["mtp"] == 0
