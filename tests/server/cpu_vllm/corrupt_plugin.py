@@ -27,7 +27,8 @@ def install(folder: Path) -> Path:
 
 def _strength():
     given = os.environ["CORRUPT_STATE"]
-    return float(Path(given).read_text() if os.path.exists(given) else given)
+    # a file that is being rewritten is empty for a moment
+    return float((Path(given).read_text() if os.path.exists(given) else given) or 0)
 
 
 def register():
