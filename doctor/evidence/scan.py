@@ -22,6 +22,8 @@ DISTINCT = 40
 ENOUGH = 200
 #: The same for literals that are met all the time without their message.
 TOO_COMMON = 3000
+#: Bytes on each side of a hit that are looked at in a line longer than ``LONGEST``.
+_NEAR = 1024
 _LINES_AFTER = 12  # most lines that a signal's window may span
 
 
@@ -175,10 +177,13 @@ def _block(collector: _Collector, block: bytes, first_line: int) -> None:
 
 def _bounds(block: bytes, at: int) -> tuple[int, int]:
     """The line around an offset, or the part of a very long line that is near it."""
-    low, high = max(0, at - LONGEST // 2), min(len(block), at + LONGEST // 2)
+    low, high = max(0, at - LONGEST), min(len(block), at + LONGEST)
     start = max(block.rfind(b"\n", low, at - 1), block.rfind(b"\r", low, at - 1)) + 1 or low
     ends = [e for e in (block.find(b"\n", at, high), block.find(b"\r", at, high)) if e >= 0]
-    return start, min(ends) if ends else high
+    end = min(ends) if ends else high
+    if end - start > LONGEST:
+        start, end = max(start, at - _NEAR), min(end, at + _NEAR)
+    return start, end
 
 
 def _candidate(collector: _Collector, block: bytes, start: int, end: int, numbers: set[int], line: int) -> None:
@@ -214,9 +219,14 @@ def _joined(collector: _Collector, lines: list[Line]) -> None:
     joined = list(_windows(lines))
     encoded = [text.replace("\n", " ").encode("utf-8", "replace") for _, text in joined]
     starts = list(accumulate((len(text) + 1 for text in encoded), initial=0))
+    tried: set[tuple[int, int]] = set()
     for at, literal in collector.finder.find(b"\n".join(encoded)):
-        item, text = joined[bisect_left(starts, at) - 1]
-        signal = collector.signals[collector.owners[literal]]
+        window, owner = bisect_left(starts, at) - 1, collector.owners[literal]
+        if (window, owner) in tried:
+            continue  # a literal that is repeated in the same lines
+        tried.add((window, owner))
+        item, text = joined[window]
+        signal = collector.signals[owner]
         values = signal.values(text[:LONGEST])
         if values is not None:
             collector.complete(signal, values, text, item.number)

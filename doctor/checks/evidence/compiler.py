@@ -63,6 +63,10 @@ def gxx12_missing(s: Snapshot) -> Result:
         if event.values.get("major") == "12":
             text = "g++-12 was called and is not there"
             return say("gxx12-missing", PROVEN, text, event, fixes=_install_gxx(s, 12))
+    asked = next((e for e in events(s, "compiler.no-cc1plus-shown") if e.values.get("major") == "12"), None)
+    if asked:
+        text = "gcc-12 is there and knows no C++ front end (cc1plus, of g++-12)"
+        return say("gxx12-missing", PROVEN, text, asked, fixes=_install_gxx(s, 12))
     pinned = next((e for e in events(s, "compiler.gcc-used") if e.values.get("major") == "12"), None)
     failed = first(s, "compiler.host-preprocess")
     if pinned and failed:
@@ -94,6 +98,9 @@ def cxx_compiler_missing(s: Snapshot) -> Result:
         if fixes is None and (commands := install(s, "g++")):
             fixes = (Remedy("Install g++", True, commands, Risk.SAFE, ("g++ --version",)),)
         return say("cxx-compiler-missing", PROVEN, f"{name} was called and is not there", event, fixes=fixes)
+    asked = next((e for e in events(s, "compiler.no-cc1plus-shown") if e.values.get("major") != "12"), None)
+    if asked:
+        return say("cxx-compiler-missing", LIKELY, "this gcc knows no C++ front end (cc1plus)", asked)
     return None
 
 

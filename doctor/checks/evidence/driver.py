@@ -146,6 +146,10 @@ def missing(s: Snapshot) -> Result:
     if _blind_report(s):
         text = "CUDA is not available and no driver version can be read, although torch is a CUDA build"
         return say(cause, HINT, text, *events(s, "report.cuda-available", "report.no-driver-version"))
+    hook = first(s, "container.load-library")
+    windows = first(s, "shell.windows", "container.docker-desktop") or (s.wsl and s.wsl.windows_build)
+    if hook and not windows and not (s.driver and s.driver.version):
+        return say(cause, HINT, "the container hook finds no driver library on the host of the daemon", hook)
     unknown = first(s, "driver.infer-device", "driver.no-platform")
     other = has(s, "python.cpu-torch", "driver.nvml-mismatch", "driver.nvml-not-loaded", "wsl.blocked-by-os")
     works = any(e.values["value"] == "True" for e in events(s, "report.cuda-available"))

@@ -43,7 +43,7 @@ def transformers_old(s: Snapshot) -> Result:
             frame = near(s, event, {"python.transformers-frame"}, before=12, after=2)
             sure = together(s, event, frame) if kind else LIKELY
             return say(cause, sure, f"the model type {kind} is not in the registry of what is installed", event)
-        version = (s.serving.vllm if s.serving else None) or (s.python.vllm if s.python else None)
+        version = _vllm(s)
         what = f"vLLM {version} and its transformers do" if version else "what is installed does"
         return say(
             cause,
@@ -52,6 +52,11 @@ def transformers_old(s: Snapshot) -> Result:
             event,
             fixes=upgrade_vllm(cause),
         )
+    for event in events(s, "python.key-error"):
+        frame = near(s, event, {"python.transformers-frame"}, before=12, after=2)
+        if frame:
+            text = f"the model type {event.values['type']} is not in the registry of what is installed"
+            return say(cause, together(s, event, frame), text, event, frame)
     for event in events(s, "python.transformers-import"):
         name = event.values["name"]
         installed = _major(s.python.transformers if s.python else None)
@@ -87,7 +92,17 @@ def transformers_new(s: Snapshot) -> Result:
             continue
         sure = LIKELY if installed else HINT
         return say(cause, sure, f"the installed transformers has no {name} any more", event)
-    return _pip_says(s, cause, "new")
+    said = _pip_says(s, cause, "new")
+    if said is None and installed is not None and installed >= 5 and (version := _vllm(s)):
+        minor = re.match(r"0\.(\d{1,3})\b", version)
+        if minor and int(minor[1]) < 12:
+            text = f"vLLM {version} is older than transformers {installed}, which it does not expect"
+            return say(cause, HINT, text, s.evidence("python.transformers"))
+    return said
+
+
+def _vllm(s: Snapshot) -> str | None:
+    return (s.serving.vllm if s.serving else None) or (s.python.vllm if s.python else None)
 
 
 def _pip_says(s: Snapshot, cause: str, side: str) -> Result:

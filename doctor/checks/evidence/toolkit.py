@@ -54,7 +54,8 @@ def nvcc_too_old(s: Snapshot) -> Result:
     seen = first(s, "compiler.nvcc-minimum")
     if seen:
         text = f"the library that compiles needs nvcc {seen.values.get('minimum', 'of a newer release')} or newer"
-        return say("nvcc-too-old-for-jit", PROVEN, text, seen)
+        stopped = re.search(r"NVCC version should be|Error|Assert|fatal", seen.text)
+        return say("nvcc-too-old-for-jit", PROVEN if stopped else HINT, text, seen)
     vague = first(s, "gpu.flashinfer-sm75")
     if vague:
         capable = any(
@@ -64,6 +65,10 @@ def nvcc_too_old(s: Snapshot) -> Result:
             "FlashInfer found no architecture to compile for, which it also says when nvcc is too old for the card"
         )
         return say("nvcc-too-old-for-jit", LIKELY if capable else HINT, text, vague)
+    refused, nvcc = first(s, "gpu.backend-unsupported"), first(s, "shell.nvcc")
+    if refused and nvcc and "12" in refused.values.get("archs", "") and float(nvcc.values["release"]) < 12.9:
+        text = f"nvcc is of CUDA {nvcc.values['release']}; FlashInfer compiles for this card from 12.9 on"
+        return say("nvcc-too-old-for-jit", LIKELY, text, refused, nvcc)
     return None
 
 
