@@ -125,7 +125,7 @@ def _apply(
     view.answer(judged, after, plan, machine, result, comparison)
     if result.exit_code:
         return result.exit_code
-    return 1 if comparison is not None and comparison.still_there else 0
+    return 1 if comparison is not None and (comparison.still_there or comparison.not_judged) else 0
 
 
 def _no_journal() -> Any:

@@ -119,6 +119,7 @@ def print_result(result: Result, comparison: Comparison | None, plan: Plan) -> N
             ("still there", comparison.still_there, "red"),
             ("in place, not yet in effect", comparison.waiting, "yellow"),
             ("to be done by hand", comparison.by_hand, "cyan"),
+            ("could not be judged again", comparison.not_judged, "yellow"),
             ("new", comparison.new, "red"),
         )
         for label, ids, style in rows:
@@ -144,6 +145,7 @@ def result_json(result: Result, comparison: Comparison | None) -> dict[str, Any]
             "still_there": list(comparison.still_there),
             "waiting": list(comparison.waiting),
             "by_hand": list(comparison.by_hand),
+            "not_judged": list(comparison.not_judged),
             "new": list(comparison.new),
         }
     return out

@@ -12,11 +12,15 @@ from typing import Any
 import pytest
 
 from doctor import cli
+from doctor.checks.registry import judge
 from doctor.commands import fix as command
 from doctor.facts import StorageFacts, SystemFacts
 from doctor.fix import journal as journals
 from doctor.fix import state as states
+from doctor.fix.actions.move_aside import MoveAside
 from doctor.fix.journal import Entry, Journal
+from doctor.fix.plan import Plan
+from doctor.fix.recheck import compare
 from doctor.fix.state import State
 from doctor.host.access import LocalHost
 from doctor.snapshot import Snapshot
@@ -35,16 +39,18 @@ class Place:
         self.state = State(root / "state")
 
     def snapshot(self) -> Snapshot:
-        there = tuple(str(p) for p in self.locks if p.exists())
+        return self.of(tuple(str(p) for p in self.locks if p.exists()))
+
+    @staticmethod
+    def of(locks: tuple[str, ...] | None) -> Snapshot:
         system = SystemFacts(os_id="debian", uid=os.getuid(), in_container=False)
-        return Snapshot(system=system, storage=StorageFacts(stale_locks=there, fresh_locks=()))
+        return Snapshot(system=system, storage=StorageFacts(stale_locks=locks, fresh_locks=()))
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     it = Place(tmp_path)
     monkeypatch.setattr(states, "place", lambda env, uid: it.state.folder)
-    judge = command.judge
 
     def examine(host: Any, options: Any) -> Any:
         seen = it.snapshot()
@@ -231,3 +237,14 @@ def test_the_environment_file_counts_after_a_repair(tmp_path: Path) -> None:
     (tmp_path / ".config/vllm-doctor").mkdir(parents=True)
     (tmp_path / ".config/vllm-doctor/vllm.env").write_text("# c\nVLLM_WSL2_ENABLE_PIN_MEMORY=1\n")
     assert command._as_started(host).env["VLLM_WSL2_ENABLE_PIN_MEMORY"] == "1"
+
+
+def test_unknown_is_not_fixed() -> None:
+    before = judge(Place.of(("/x/flash_qla/lock",)), only=[CAUSE])
+    plan = Plan((MoveAside(id="a", summary="a", causes=(CAUSE,), path="/x/flash_qla/lock"),), {}, "f")
+    passed = compare(before, judge(Place.of(()), only=[CAUSE]), plan)
+    assert (passed.fixed, passed.not_judged, passed.still_there) == ((CAUSE,), (), ())
+    unknown = compare(before, judge(Place.of(None), only=[CAUSE]), plan)
+    assert (unknown.fixed, unknown.not_judged, unknown.still_there) == ((), (CAUSE,), ())
+    same = compare(before, before, plan)
+    assert (same.fixed, same.not_judged, same.still_there) == ((), (), (CAUSE,))

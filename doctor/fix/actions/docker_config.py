@@ -47,13 +47,15 @@ class DockerConfig(MergeJson):
             notes.append(f"only if the daemon needs it and no container runs: {' '.join(self.restart)}")
         if not self.reload and not self.restart:
             notes.append("restart the docker daemon afterwards: how it is started here is not known")
-        return Preview(tuple(machine.privilege.argv(s) for s in steps), shown.diff, tuple(notes))
+        return Preview(
+            tuple(machine.privilege.argv(s) if self.root else s for s in steps), shown.diff, tuple(notes)
+        )
 
     def facts(self) -> Mapping[str, Any]:
         return {**super().facts(), "runtime": self.runtime}
 
     def before(self, machine: Machine, keep: Keep) -> dict[str, Any]:
-        known = _info(machine, self.client)
+        known = _info(machine, self.client, self.root)
         return {
             **super().before(machine, keep),
             "candidate": f"{machine.temporary(self.path)}.new",
@@ -69,18 +71,18 @@ class DockerConfig(MergeJson):
         if not self.reload and not self.restart:
             return {}
         up = record["runtimes"] is not None
-        if up and self.reload and machine.run(self.reload, root=True).ok and self._arrived(machine, 5):
+        if up and self.reload and machine.run(self.reload, root=self.root).ok and self._arrived(machine, 5):
             return {"by": "reload"}
         if not self.restart:
             raise ActionError("the docker daemon did not take the change, and how to restart it is not known here")
-        running = _running(machine, self.client)
+        running = _running(machine, self.client, self.root)
         if running:
             names = ", ".join(running[:5])
             raise ActionError(
                 f"the docker daemon has to be restarted, which would stop {len(running)} running containers "
                 f"({names}); stop them first, or switch on live-restore"
             )
-        machine.run(self.restart, root=True, timeout=RETURN_S)
+        machine.run(self.restart, root=self.root, timeout=RETURN_S)
         if not self._arrived(machine, RETURN_S):
             raise ActionError("the docker daemon did not come back with the new configuration")
         return {"by": "restart"}
@@ -90,18 +92,18 @@ class DockerConfig(MergeJson):
         written = record["written"]
         who = {k: written[k] for k in ("mode", "uid", "gid")}
         machine.write(candidate, self.content, root=self.root, temporary=record["candidate"], **who)
-        answer = machine.run((*self.server, "--validate", "--config-file", candidate), root=True)
+        answer = machine.run((*self.server, "--validate", "--config-file", candidate), root=self.root)
         if not answer.ok and not answer.error and "unknown flag: --validate" not in answer.stderr:
             raise ActionError(f"dockerd refuses the new configuration: {telling(answer)}")
 
     def _arrived(self, machine: Machine, seconds: float) -> bool:
-        return _wait(machine, self.client, seconds, self.runtime)
+        return _wait(machine, self.client, self.root, seconds, self.runtime)
 
     def verify(self, machine: Machine) -> str | None:
         wrong = super().verify(machine)
         if wrong or not self.runtime or not (self.reload or self.restart):
             return wrong
-        info = _info(machine, self.client)
+        info = _info(machine, self.client, self.root)
         if info is None or self.runtime not in info:
             return f"the docker daemon does not list the runtime {self.runtime}"
         return None
@@ -117,28 +119,28 @@ class DockerConfig(MergeJson):
 def _as_before(machine: Machine, record: Mapping[str, Any]) -> Outcome | None:
     """Brings the daemon to what it knew before; None when it does."""
     daemon, was = record["daemon"], set(record["runtimes"])
-    client = daemon["client"]
-    if set(_info(machine, client) or ()) == was:
+    client, root = daemon["client"], bool(record["root"])
+    if set(_info(machine, client, root) or ()) == was:
         return None
-    if daemon["reload"] and machine.run(daemon["reload"], root=True).ok:
+    if daemon["reload"] and machine.run(daemon["reload"], root=root).ok:
         for _ in range(10):
-            if set(_info(machine, client) or ()) == was:
+            if set(_info(machine, client, root) or ()) == was:
                 return None
             machine.sleep(0.5)
-    up = _info(machine, client) is not None
-    if daemon["restart"] and not (up and _running(machine, client)):
-        machine.run(daemon["restart"], root=True, timeout=RETURN_S)
-        up = _wait(machine, client, RETURN_S)
+    up = _info(machine, client, root) is not None
+    if daemon["restart"] and not (up and _running(machine, client, root)):
+        machine.run(daemon["restart"], root=root, timeout=RETURN_S)
+        up = _wait(machine, client, root, RETURN_S)
     if not up:
         raise ActionError(f"{record['path']} is as it was, but the docker daemon does not answer")
-    if set(_info(machine, client) or ()) == was:
+    if set(_info(machine, client, root) or ()) == was:
         return None
     return Outcome(False, "the docker daemon forgets the runtime at its next restart")
 
 
-def _info(machine: Machine, client: Any) -> dict[str, Any] | None:
+def _info(machine: Machine, client: Any, root: bool) -> dict[str, Any] | None:
     """The daemon's runtimes, or None when it does not answer."""
-    answer = machine.run((*client, "info", "--format", "{{json .Runtimes}}"), root=True, timeout=10)
+    answer = machine.run((*client, "info", "--format", "{{json .Runtimes}}"), root=root, timeout=10)
     try:
         found = json.loads(answer.stdout) if answer.ok else None
     except ValueError:
@@ -149,21 +151,21 @@ def _info(machine: Machine, client: Any) -> dict[str, Any] | None:
     return {name: value for name, value in found.items() if not name.startswith("io.containerd.")}
 
 
-def _wait(machine: Machine, client: Any, seconds: float, runtime: str = "") -> bool:
+def _wait(machine: Machine, client: Any, root: bool, seconds: float, runtime: str = "") -> bool:
     for _ in range(max(1, int(seconds * 2))):
-        found = _info(machine, client)
+        found = _info(machine, client, root)
         if found is not None and (not runtime or runtime in found):
             return True
         machine.sleep(0.5)
     return False
 
 
-def _running(machine: Machine, client: Any) -> list[str]:
+def _running(machine: Machine, client: Any, root: bool) -> list[str]:
     """Names of containers that a restart would stop: none with live-restore, or with a daemon that is down."""
-    live = machine.run((*client, "info", "--format", "{{.LiveRestoreEnabled}}"), root=True, timeout=10)
+    live = machine.run((*client, "info", "--format", "{{.LiveRestoreEnabled}}"), root=root, timeout=10)
     if not live.ok or live.stdout.strip() == "true":
         return []
-    shown = machine.run((*client, "ps", "--format", "{{.Names}}"), root=True, timeout=10)
+    shown = machine.run((*client, "ps", "--format", "{{.Names}}"), root=root, timeout=10)
     return shown.stdout.split() if shown.ok else []
 
 
