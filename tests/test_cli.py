@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -141,9 +142,15 @@ def test_interrupt_is_130_and_one_line(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*DOCTOR, "check", "--from", str(fifo)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    time.sleep(1.0)
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        with contextlib.suppress(OSError):  # there is no reader yet
+            writer = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+            break
+        time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=30)
+    os.close(writer)
     assert process.returncode == 130
     assert stderr.decode() == "vllm-doctor: interrupted\n"
 
