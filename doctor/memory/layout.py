@@ -171,14 +171,14 @@ class Layout:
 def lay_out(shape: ModelShape, options: KvOptions, version: Switches) -> Layout:
     """The layout vLLM makes. Raises :class:`UnsupportedOption` where vLLM or this model of it refuses."""
     _check(shape, options)
-    attention = [*shape.attention]
+    attention = Counter(shape.attention_counts)
     if options.draft_tokens:
-        attention += [layer for layer in shape.draft_layers if isinstance(layer, AttentionLayer)]
+        attention.update(layer for layer in shape.draft_layers if isinstance(layer, AttentionLayer))
     states = shape.states
     caching = (
         options.prefix_caching if options.prefix_caching is not None else default_prefix_caching(shape, version)
     )
-    state = max((state_bytes(layer, options) for layer in set(states)), default=0)
+    state = max((state_bytes(layer, options) for layer in shape.state_counts), default=0)
     mode = _state_mode(states, caching, version)
     first = shape.attention[0] if shape.attention else None
     per_token = token_bytes(first, options.kv_cache_dtype, options.tp) if first else 0
@@ -189,14 +189,16 @@ def lay_out(shape: ModelShape, options: KvOptions, version: Switches) -> Layout:
         slots += max(options.checkpoint_blocks, version.mamba2_checkpoint_blocks if mamba2 else 0)
     if mode == "all":
         slots += math.ceil(options.max_model_len / block)
-    pages = [_attention_page(layer, count, options, block, version) for layer, count in Counter(attention).items()]
+    pages = [_attention_page(layer, count, options, block, version) for layer, count in attention.items()]
     widest = max((page.bytes for page in pages), default=0)
-    for layer, count in Counter(states).items():
+    for layer, count in shape.state_counts.items():
         size = state_bytes(layer, options)
         padded = block * per_token if shape.is_hybrid else max(widest, size)
         pages.append(Page("state", block, padded, slots, ("state", padded, slots), count=count))
     groups, bytes_per_block, page_bytes = _group(pages, options, version)
-    full = [layer for layer in attention if layer.kind in (AttentionKind.FULL, AttentionKind.LATENT)]
+    full = [
+        (layer, n) for layer, n in attention.items() if layer.kind in (AttentionKind.FULL, AttentionKind.LATENT)
+    ]
     return Layout(
         block_size=block,
         page_bytes=page_bytes,
@@ -206,7 +208,7 @@ def lay_out(shape: ModelShape, options: KvOptions, version: Switches) -> Layout:
         state_bytes=state,
         state_slots=slots if states else 0,
         token_bytes=per_token,
-        kept_token_bytes=sum(token_bytes(layer, options.kv_cache_dtype, options.tp) for layer in full),
+        kept_token_bytes=sum(n * token_bytes(layer, options.kv_cache_dtype, options.tp) for layer, n in full),
     )
 
 
@@ -220,10 +222,10 @@ def _check(shape: ModelShape, options: KvOptions) -> None:
         raise UnsupportedOption(f"{shape.name} has no MTP head: --mtp is not possible with it")
     if options.tp < 1:
         raise UnsupportedOption(f"--tp {options.tp}: at least 1")
-    for layer in set(shape.attention):
+    for layer in shape.attention_counts:
         if layer.kind is not AttentionKind.LATENT and layer.kv_heads % options.tp and options.tp % layer.kv_heads:
             raise UnsupportedOption(f"--tp {options.tp} does not divide {layer.kv_heads} KV heads")
-    for state in set(shape.states):
+    for state in shape.state_counts:
         if state.heads % options.tp:
             raise UnsupportedOption(f"--tp {options.tp} does not divide {state.heads} heads of a recurrent layer")
 

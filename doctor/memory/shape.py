@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 from fractions import Fraction
@@ -160,6 +161,16 @@ class ModelShape:
     def states(self) -> tuple[StateLayer, ...]:
         """The recurrent layers."""
         return tuple(layer for layer in self.layers if isinstance(layer, StateLayer))
+
+    @cached_property
+    def attention_counts(self) -> dict[AttentionLayer, int]:
+        """Distinct attention layers and how many there are of each, in order: laid out hundreds of times."""
+        return dict(Counter(self.attention))
+
+    @cached_property
+    def state_counts(self) -> dict[StateLayer, int]:
+        """The same for recurrent layers."""
+        return dict(Counter(self.states))
 
     @property
     def is_hybrid(self) -> bool:
