@@ -109,6 +109,12 @@ _HOMES = (
 _FULL_NAME = re.compile(rf"{_WINDOWS_USERS}({_PART}(?: {_PART}){{1,3}})(?=[/\\:;]|$)")
 
 
+#: Fields that hold a version number, which may have the form of an address.
+_VERSIONS = frozenset(
+    ("kernel", "version", "os_version", "glibc", "module_version", "nvml_version", "libcuda_version")
+)
+
+
 class Redactor:
     """Replaces secrets in text. The same UUID gets the same placeholder within one redactor."""
 
@@ -212,6 +218,8 @@ class Redactor:
         return value
 
     def _secret(self, key: str, value: str) -> str:
+        if key in _VERSIONS and re.fullmatch(r"\d+(?:\.\d+)*", value):
+            return value  # "6.6.87.2" is a kernel, not an address
         if value and _SENSITIVE.fullmatch(key) and not key.endswith("_present"):
             return "<secret>"
         return self.text(value)

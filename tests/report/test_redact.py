@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from doctor.facts import DriverFacts, GpuFacts, PythonFacts, StorageFacts
+from doctor.facts import DriverFacts, GpuFacts, PythonFacts, StorageFacts, SystemFacts
 from doctor.report.redact import Redactor
 from doctor.snapshot import Snapshot, dumps
 
@@ -151,3 +151,9 @@ def test_short_names_do_not_tear_words_apart() -> None:
     kept = "max_model_len seq_max x.max outbox"
     assert redactor.text(kept) == kept
     assert redactor.text("/tmp/torchinductor_max by max") == "/tmp/torchinductor_<user> by <user>"
+
+
+def test_a_kernel_of_four_numbers_is_no_address() -> None:
+    out = REDACTOR.snapshot(Snapshot(system=SystemFacts(kernel="6.6.87.2", os_name="peer 93.184.216.34")))
+    assert out.system is not None
+    assert (out.system.kernel, out.system.os_name) == ("6.6.87.2", "peer <address>")
