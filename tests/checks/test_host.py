@@ -165,6 +165,7 @@ def governed(tmp_path: Path, governor: str, driver: str) -> FakeHost:
 def test_governors(tmp_path: Path) -> None:
     slow = found("cpu-governor-powersave", snapshot(governed(tmp_path / "a", "powersave", "acpi-cpufreq")))
     assert (slow.confidence, slow.severity) == (Confidence.HINT, Severity.DEGRADES)
+    assert " of acpi-cpufreq" in slow.summary
     usual = found("cpu-governor-powersave", snapshot(governed(tmp_path / "b", "powersave", "intel_pstate")))
     assert (usual.confidence, usual.severity) == (Confidence.HINT, Severity.NOTE)
     assert (
