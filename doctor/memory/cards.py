@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-
 from doctor.catalogue.gpus import GpuModel, capability_tuple, lookup, models
 from doctor.catalogue.loader import table
 from doctor.errors import DoctorError
@@ -15,6 +13,8 @@ def named_cards(name: str, vram_gib: float | None, free_gib: float | None) -> li
     """The card of this name, once for every memory size it is sold with unless ``vram_gib`` says which."""
     model = lookup(name)
     if model is None:
+        import difflib  # only to help a typo
+
         near = difflib.get_close_matches(name.lower(), [m.pattern.lower() for m in models()], n=1, cutoff=0.4)
         hint = f"; the nearest known one is {near[0]!r}" if near else ""
         if vram_gib is None:

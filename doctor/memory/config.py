@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import stat
 from collections.abc import Mapping
@@ -52,6 +51,8 @@ def shape_of(data: Mapping[str, Any], name: str) -> ModelShape:
     known = builders()
     builder = known.get(architecture)
     if builder is None:
+        import difflib  # only to help a typo
+
         near = difflib.get_close_matches(architecture, known, n=1, cutoff=0.8)
         hint = f"; the nearest known one is {near[0]}" if near else ""
         raise ConfigError(f"{name}: architecture {architecture!r} is not known, and sizes are never guessed{hint}")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 
 from doctor.memory.layout import KvOptions, Layout, lay_out
 from doctor.memory.shape import ModelShape
@@ -25,10 +27,15 @@ class KvPool:
     max_concurrency: float
     fits: bool
     needed_bytes: int
-    highest_context: int
     prefix_hit_step: int | None
     smallest_prefix_hit: int | None
     refusal: str = ""
+    _longest: Callable[[], int] = field(default=lambda: 0, repr=False, compare=False)
+
+    @cached_property
+    def highest_context(self) -> int:
+        """The longest ``max_model_len`` that this pool can serve once; a search, so only done when asked."""
+        return self._longest()
 
     @property
     def block_size(self) -> int:
@@ -43,7 +50,6 @@ def size_pool(shape: ModelShape, available_bytes: int, options: KvOptions, versi
     concurrency = blocks / layout.blocks_per_request
     needed = needed_bytes(layout, version)
     fits = available_bytes > 0 and available_bytes >= needed
-    longest = highest_context(shape, available_bytes, options, version)
     step = hit_step(shape, layout, options, version)
     return KvPool(
         layout=layout,
@@ -53,11 +59,11 @@ def size_pool(shape: ModelShape, available_bytes: int, options: KvOptions, versi
         max_concurrency=concurrency,
         fits=fits,
         needed_bytes=needed,
-        highest_context=longest,
         prefix_hit_step=step,
         # with MTP the last whole block is computed again, so two are needed for one to hit
         smallest_prefix_hit=None if step is None else step * (2 if options.draft_tokens else 1) + 1,
         refusal="" if fits else _refusal(available_bytes, needed, layout, options, version),
+        _longest=partial(highest_context, shape, available_bytes, options, version),
     )
 
 
