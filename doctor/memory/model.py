@@ -41,12 +41,13 @@ def open_model(given: str, env: Mapping[str, str], say: Callable[[str], None]) -
     try:
         path = Path(given).expanduser()
         is_folder, exists = path.is_dir(), path.exists()
+        has_config = is_folder and (path / "config.json").exists()
     except (OSError, RuntimeError, ValueError) as error:
         raise ConfigError(
             f"{shown}: {getattr(error, 'strerror', None) or 'not a name that a file can have'}"
         ) from None
     if is_folder:
-        if not (path / "config.json").exists():
+        if not has_config:
             raise ConfigError(f"{shown}: a folder without config.json{_instead(path)}")
         return _open(given, path / "config.json", path, str(path), path.resolve())
     if exists:

@@ -305,7 +305,7 @@ def _warnings(model: Model, card: Card, options: KvOptions, first: Prediction, l
                 f"with MTP a prompt under {later.likely.smallest_prefix_hit or 0:,} tokens never hits the cache"
             )
     if card.free_bytes is None:
-        out.append("free memory was not measured: the fraction assumes that nothing else uses the card")
+        out.append("free memory was not measured: give --free GiB, or run this on the machine itself")
     return out
 
 

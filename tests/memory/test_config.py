@@ -145,6 +145,15 @@ def test_names_that_no_model_has(given: str, message: str) -> None:
     assert "\n" not in text
 
 
+def test_a_folder_that_may_not_be_entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(_: Path, **__: object) -> bool:  # the tests may run as root, who may enter every folder
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "exists", denied)
+    with pytest.raises(ConfigError, match="Permission denied"):
+        open_model(str(tmp_path), {}, print)
+
+
 def test_a_folder_without_config(tmp_path: Path) -> None:
     def refused() -> str:
         with pytest.raises(ConfigError) as caught:
