@@ -35,7 +35,10 @@ _WINDOWS = re.compile(
     r"Build (\d{5})|Windows[^\n]{0,40}\bBuild:? (\d{5})",
     re.I,
 )
-_WSL_LIST = re.compile(r"^\*?\s*(\S{2,40})\s+(?:Running|Stopped)\s+([12])$")
+#: ``wsl --list --verbose``; the state is in the language of Windows, the star marks the default.
+_WSL_LIST = re.compile(
+    r"^(?:\*\s{1,4}(\S{2,40})\s{1,60}\S[^\d\n]{0,40}|(\S{2,40})\s{1,60}(?:Running|Stopped))\s{1,40}([12])$"
+)
 _LIBCUDA = re.compile(r"(libcuda\.so(?:\.1)?|libnvidia-ml\.so(?:\.1)?) (?:\([^)]{1,60}\) )?=> (/\S{1,200})")
 _DRIVER_PACKAGE = re.compile(
     r"^(?:nvidia-driver-\d+|nvidia-driver|nvidia-open|nvidia-headless-|libnvidia-compute-\d+|libnvidia-gl-|cuda-drivers|"
@@ -50,7 +53,7 @@ def read(lines: Iterable[Line], name: str, facts: FactBuilder) -> list[Event]:
     """Facts of all lines that look like such output."""
     events: list[Event] = []
     packages: list[str] = []
-    pid1 = False
+    pid1 = table = distro = False
     before = ""
     for line in lines:
         text = line.text.strip()
@@ -61,10 +64,13 @@ def read(lines: Iterable[Line], name: str, facts: FactBuilder) -> list[Event]:
         if asked and text in ("True", "False"):
             events.append(Event("report.cuda-available", source, text, line.number, {"value": text}))
             continue
+        table = table or re.match(r"NAME\s{1,60}STATE\s{1,60}VERSION$", text) is not None
         listed_wsl = _WSL_LIST.match(text)
-        if listed_wsl:
-            facts.put("wsl", "version", int(listed_wsl[2]), source)
-            facts.put("wsl", "distro", listed_wsl[1], source)
+        if listed_wsl and (table or listed_wsl[2]):
+            if not distro:  # the default comes first; others need not be of the same version
+                facts.put("wsl", "version", int(listed_wsl[3]), source)
+                facts.put("wsl", "distro", listed_wsl[1] or listed_wsl[2], source)
+            distro = True
             continue
         if line.process and re.match(r"\w+ pid=1$", line.process) and not pid1:
             pid1 = True
