@@ -138,12 +138,6 @@ def dumps(snapshot: Snapshot) -> str:
     return json.dumps(dump(snapshot), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-def looks_like_snapshot(text: str) -> bool:
-    """True when the text starts like one of our JSON documents (a snapshot or an answer that holds one)."""
-    head = text.lstrip("\ufeff \t\r\n")[:4096]
-    return head.startswith("{") and '"schema_version"' in text
-
-
 def loads(text: str, name: str = "snapshot") -> Snapshot:
     """Reads :func:`dumps`'s text, or the ``--json`` answer of a command that carries a snapshot.
 

@@ -69,7 +69,7 @@ def test_help_names_every_command_and_the_exit_codes() -> None:
         (["check", "--no-such-option"], "unrecognized arguments"),
         (["check", "--only", "no-such-check"], "no check is called 'no-such-check'"),
         (["check", "--from", "/no/such/file"], "cannot read /no/such/file: No such file or directory"),
-        (["check", "--from", "/tmp"], "cannot read /tmp: Is a directory"),
+        (["check", "--from", "/tmp"], "/tmp is a folder; name the files to read"),
         (["check", "--port", "many"], "invalid int value"),
     ],
 )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO
 
@@ -15,10 +18,12 @@ from doctor.evidence.builder import FactBuilder
 from doctor.evidence.decode import Decoded, chunks
 from doctor.evidence.recognise import Kind, recognise, telling
 from doctor.evidence.scan import Scan, scan
-from doctor.snapshot import Event, Snapshot, SnapshotError, loads, looks_like_snapshot
+from doctor.snapshot import Event, Snapshot, SnapshotError, loads
 
 #: Events kept in the snapshot; no text needs as many.
 MOST_EVENTS = 2000
+#: Further chunks (of a mebibyte) of what begins like a snapshot; real ones have some 50 KB.
+MOST_SNAPSHOT_CHUNKS = 63
 
 
 @dataclass(frozen=True)
@@ -50,10 +55,6 @@ def read_evidence(paths: Sequence[str], on_bytes: Progress | None = None) -> Rea
 
     Raises DoctorError when a file cannot be read.
     """
-    if len(paths) == 1 and paths[0] != "-":
-        saved = _saved_snapshot(paths[0])
-        if saved:
-            return Reading(saved)
     facts = FactBuilder()
     texts: list[Text] = []
     events: list[Event] = []
@@ -62,15 +63,16 @@ def read_evidence(paths: Sequence[str], on_bytes: Progress | None = None) -> Rea
             decoded = Decoded()
             name = "stdin" if path == "-" else Path(path).name
             try:
-                result = scan(chunks(raw, decoded), name, on_bytes)
+                # opened and read once: a pipe gives its text only once
+                text = chunks(raw, decoded)
+                head = next(text, b"")
+                if len(paths) == 1 and _starts_a_snapshot(head):
+                    head += b"".join(islice(text, MOST_SNAPSHOT_CHUNKS))
+                    if b'"schema_version"' in head:
+                        return Reading(_snapshot(head, name if path == "-" else path))
+                result = scan(chain((head,), text), name, on_bytes)
             except OSError as error:
                 raise DoctorError(f"cannot read {path}: {error.strerror or error}") from None
-        if path == "-" and len(paths) == 1 and looks_like_snapshot("\n".join(i.raw for i in result.head[:400])):
-            saved_text = "\n".join(item.raw for item in result.ends)
-            try:
-                return Reading(loads(saved_text, name=name))
-            except SnapshotError:
-                pass
         found = _facts(result, facts)
         events += [*result.events, *found]
         texts.append(
@@ -114,24 +116,22 @@ def _open(path: str) -> IO[bytes]:
     try:
         if Path(path).is_dir():
             raise DoctorError(f"{path} is a folder; name the files to read")
+        if Path(path).is_char_device() and not os.path.realpath(path).startswith(
+            ("/dev/pts/", "/dev/tty", "/proc/")
+        ):
+            raise DoctorError(f"{path} is a device without an end; name the files to read")
         return open(path, "rb")
     except OSError as error:
         raise DoctorError(f"cannot read {path}: {error.strerror}") from None
 
 
-def _saved_snapshot(path: str) -> Snapshot | None:
-    """The snapshot in the file, or None when the file is something else."""
+def _starts_a_snapshot(head: bytes) -> bool:
+    """A JSON object of ours: its keys are quoted right at the beginning."""
+    return re.match(rb'\s*\{\s*"', head) is not None
+
+
+def _snapshot(text: bytes, name: str) -> Snapshot:
     try:
-        with open(path, "rb") as file:
-            head = file.read(4096)
-            if not head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(
-                b"{"
-            ) or b'"schema_version"' not in head + file.read(1 << 22):
-                return None
-            text = Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise DoctorError(f"cannot read {path}: {error.strerror}") from None
-    try:
-        return loads(text, name=path)
+        return loads(text.decode("utf-8", "replace"), name=name)
     except SnapshotError as error:
         raise DoctorError(str(error)) from None

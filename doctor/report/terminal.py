@@ -74,7 +74,8 @@ def headline(judgement: Judgement, ascii_only: bool = False) -> Text:
         text.append(f"nothing proven stops vLLM, {_plural(len(costly), 'finding')} to look at")
     elif judgement.verdict is Verdict.UNKNOWN:
         unjudged = [s for s in judgement.skipped if s.essential]
-        text.append("could not be judged: " + "; ".join(f"{s.id} ({s.why})" for s in unjudged[:2]))
+        named = "; ".join(f"{s.id} ({s.why})" for s in unjudged[:2])
+        text.append(f"could not be judged: {named}" if named else "nothing here could be judged")
     else:
         text.append(_ready(judgement))
     return text
