@@ -1,4 +1,4 @@
-"""How long the doctor takes to start and to check, and how much memory, beside ``vllm collect-env``.
+"""How long the doctor takes to start, to check and to judge a model, and how much memory, beside ``vllm collect-env``.
 
     python benchmarks/startup.py --vllm ENV [--repeats N] [--json FILE]
 
@@ -24,8 +24,15 @@ from pathlib import Path
 from typing import Any
 
 #: What is promised: name -> (seconds, MiB or None)
-TARGETS: Mapping[str, tuple[float, float | None]] = {"--help": (0.150, None), "check": (1.0, 60.0)}
+TARGETS: Mapping[str, tuple[float, float | None]] = {
+    "--help": (0.150, None),
+    "check": (1.0, 60.0),
+    "fit": (0.300, None),
+}
 PEER = "vllm collect-env"
+#: A local config.json; the whole answer with settings and reasons, drawn for a person.
+MODEL = Path(__file__).resolve().parent.parent / "tests/memory/configs/qwen3.5-9b-awq"
+FIT = ["fit", str(MODEL), "--gpu", "RTX 3090", "--for", "chat"]
 
 
 @dataclass
@@ -84,6 +91,7 @@ def main() -> int:
     beside = Path(sys.executable).parent / "vllm-doctor"
     ours = [str(beside)] if beside.exists() else [sys.executable, "-m", "doctor"]
     series = [Series("--help", [*ours, "--help"]), Series("check", [*ours, "check", "--json"])]
+    series.append(Series("fit", [*ours, *FIT]))
     if args.vllm:
         series.append(Series(PEER, [str(args.vllm / "bin" / "vllm"), "collect-env"]))
     for one in series:
@@ -132,7 +140,7 @@ def met(name: str, result: Mapping[str, Any]) -> bool:
 
 def judge(results: Mapping[str, Mapping[str, Any]]) -> int:
     """The exit status."""
-    expected = {"--help": {0}, "check": {0, 1, 2}, PEER: {0}}
+    expected = {"--help": {0}, "check": {0, 1, 2}, "fit": {0}, PEER: {0}}
     for name, result in results.items():
         if not set(result["exit_statuses"]) <= expected[name]:
             print(f"{name} ended with {result['exit_statuses']}", file=sys.stderr)
