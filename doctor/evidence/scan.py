@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, islice
 
 from doctor.evidence.multi import Finder
 from doctor.evidence.signals import Signal, all_signals
@@ -75,7 +75,11 @@ class _Collector:
         """Remembers one passage, or counts it when it is known already."""
         known = self.found.setdefault(signal.name, {})
         self.totals[signal.name] = self.totals.get(signal.name, 0) + 1
-        key = (*sorted(values.values()), text[:80]) if not values else tuple(f"{k}={v}" for k, v in values.items())
+        key = tuple(f"{k}={v}" for k, v in values.items()) if values else (text[:80],)
+        if signal.each or signal.fact:
+            key += (str(line),)
+            if len(known) >= DISTINCT:
+                del known[next(islice(known, 1, None))]  # the first and the latest say most
         if key in known:
             known[key] = replace(known[key], count=known[key].count + 1)
         elif len(known) < DISTINCT:

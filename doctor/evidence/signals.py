@@ -22,7 +22,8 @@ _FOLDER = Path(__file__).resolve().parent.parent / "catalogue" / "signals"
 class Signal:
     """``window``: this many following lines belong to the message and are searched with it.
 
-    ``fact`` signals feed the facts of the snapshot and are not kept as events.
+    ``fact`` signals feed the facts of the snapshot and are not kept as events. ``each``: every place counts,
+    because it divides a log into runs; other repetitions are folded into one event with a count.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Signal:
     window: int = 0
     fact: bool = False
     case: bool = False
+    each: bool = False
     examples: tuple[str, ...] = ()
     not_examples: tuple[str, ...] = ()
 
@@ -72,6 +74,7 @@ def _signal(entry: dict[str, Any]) -> Signal:
         window=entry.get("window", 0),
         fact=entry.get("fact", False),
         case=entry.get("case", False),
+        each=entry.get("each", False),
         examples=tuple(entry.get("examples", ())),
         not_examples=tuple(entry.get("not_examples", ())),
     )
