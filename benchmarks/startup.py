@@ -1,4 +1,4 @@
-"""How long the doctor takes to start, to check and to judge a model, and how much memory, beside ``vllm collect-env``.
+"""How long the doctor takes to start, to check and to judge a model, and its memory, beside ``vllm collect-env``.
 
     python benchmarks/startup.py --vllm ENV [--repeats N] [--json FILE]
 
