@@ -126,6 +126,8 @@ def _print(args: argparse.Namespace, rows: Sequence[tuple[str, str, Fit | str]],
 
         if len(rows) > 1:
             print_table(rows)
+            if len(args.models) == 1 and len(args.gpu) == 1:
+                print("This card is sold with several sizes; --vram GiB chooses one and shows its settings.")  # noqa: T201
         else:
             print_fit(fits[0], purpose=args.purpose)
 

@@ -113,6 +113,12 @@ def test_several_models_and_cards(capsys: pytest.CaptureFixture[str]) -> None:
     assert [f["fits"] for f in answer["fits"]] == [False, True, True, False, False, False]
 
 
+def test_a_card_of_several_sizes_says_how_to_choose(capsys: pytest.CaptureFixture[str]) -> None:
+    hint = "--vram GiB chooses one"
+    assert hint in fit(capsys, AWQ, "--gpu", "4090", "--max-model-len", "8K").out
+    assert hint not in fit(capsys, AWQ, "--gpu", "3090", "--gpu", "T4", "--max-model-len", "8K").out
+
+
 def test_an_unknown_architecture_does_not_spoil_the_table(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
