@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.text import Text
 
 from doctor import catalogue
@@ -26,6 +27,8 @@ _BENIGN = {
 }
 #: Kinds of text that describe a machine rather than a run.
 _REPORTS = {"environment report", "nvidia-smi", "pip or uv output"}
+#: Characters of a line that are shown as what was seen.
+_QUOTED = 160
 #: Other findings shown beside the causes without -v.
 _OTHERS = 4
 
@@ -45,7 +48,9 @@ def print_explanation(
     causes = [f for f in findings if f.blocks]
     rest = [f for f in findings if not f.blocks]
     if causes:
-        for item in causes:
+        for number, item in enumerate(causes):
+            if number:
+                out.print()
             _print_cause(item, out, verbose, ascii_only)
     else:
         _print_no_cause(judgement, reading, redactor, rest, out)
@@ -75,13 +80,16 @@ def _print_cause(item: Finding, out: Console, verbose: bool, ascii_only: bool) -
     out.print(terminal.finding_view(item, verbose, ascii_only))
     if not verbose and item.evidence:
         row = item.evidence[0]
-        quoted = Text("  seen: ", style="dim")
-        quoted.append(f"{row.value[:160]}  ({row.source})", style="dim")
-        out.print(quoted)
+        words = row.value if len(row.value) <= _QUOTED else row.value[:_QUOTED].rstrip() + "..."
+        out.print(_indent(f"seen: {words}  ({row.source})"))
     wrong = catalogue.cause(item.id).wrong_fixes
     if wrong:
-        out.print(Text(f"  does not help: {'; '.join(wrong)}", style="dim"))
-    out.print()
+        out.print(_indent(f"does not help: {'; '.join(wrong)}"))
+
+
+def _indent(text: str) -> Padding:
+    """Small print under a cause; what does not fit in a line stays under its beginning."""
+    return Padding(Text(text, style="dim"), (0, 0, 0, 2), expand=False)
 
 
 def _print_no_cause(

@@ -42,8 +42,12 @@ def events(s: Snapshot, *names: str) -> tuple[Event, ...]:
 
 
 def first(s: Snapshot, *names: str) -> Event | None:
-    """The first event of these signals."""
-    return next((e for e in s.events if e.signal in names), None)
+    """The first event of these signals; of a traceback the error itself, not the line of code that raised it."""
+    found = next((e for e in s.events if e.signal in names), None)
+    if found and found.text.lstrip().startswith("raise "):
+        same = (e for e in s.events if e.signal == found.signal and e.values == found.values)
+        return next((e for e in same if not e.text.lstrip().startswith("raise ")), found)
+    return found
 
 
 def has(s: Snapshot, *names: str) -> bool:
