@@ -59,6 +59,12 @@ def messages() -> list[tuple[str, str, list[tuple[str, Confidence]]]]:
     return rows
 
 
+def messages_of(cause_id: str) -> list[tuple[str, Confidence]]:
+    """(message, how sure) of the messages that name this cause, the surest first."""
+    rows = {message: sure for _, message, answers in messages() for i, sure in answers if i == cause_id}
+    return sorted(rows.items(), key=lambda row: row[1].rank)
+
+
 #: What a signal's source starts with -> heading. The first that fits counts.
 _PROGRAMS = (
     (r"vLLM", "vLLM"),

@@ -27,6 +27,8 @@ def texts_json(reading: Reading) -> list[dict[str, Any]]:
 
 def page(cause_id: str) -> dict[str, Any]:
     """Everything the catalogue knows of one cause."""
+    from doctor.catalogue.render import messages_of
+
     entry = catalogue.cause(cause_id)
     return {
         "id": entry.id,
@@ -36,7 +38,7 @@ def page(cause_id: str) -> dict[str, Any]:
         "cause": entry.cause,
         "decisive": list(entry.decisive),
         "hints_only": list(entry.hints_only),
-        "messages": list(entry.messages),
+        "messages": [{"text": text, "confidence": sure.value} for text, sure in messages_of(cause_id)],
         "fixes": [
             {
                 "summary": r.summary,

@@ -29,6 +29,8 @@ _BENIGN = {
 _REPORTS = {"environment report", "nvidia-smi", "pip or uv output"}
 #: Characters of a line that are shown as what was seen.
 _QUOTED = 160
+#: Messages shown on the page of a cause.
+_MESSAGES = 12
 #: Other findings shown beside the causes without -v.
 _OTHERS = 4
 
@@ -189,13 +191,18 @@ def _read_line(text: ReadText) -> str:
 
 def print_page(cause_id: str, out: Console | None = None) -> None:
     """The page of one cause for a person."""
+    from doctor.catalogue.render import messages_of
+
     out = out or terminal.console()
     entry = catalogue.cause(cause_id)
     out.print(Text(f"{entry.title}  [{entry.id}]", style="bold"))
-    out.print(Text(f"{entry.area}, {entry.severity.value}", style="dim"))
+    versions = "".join(f", {word} {v}" for word, v in (("since", entry.since), ("until", entry.until)) if v)
+    out.print(Text(f"{entry.area}, {entry.severity.value}{versions}", style="dim"))
     out.print(entry.cause)
     _list(out, "What proves it:", entry.decisive)
     _list(out, "What is seen with it and proves nothing:", entry.hints_only)
+    known = messages_of(cause_id)
+    _list(out, "Messages of this cause:", tuple(f"{text}  ({sure.value})" for text, sure in known[:_MESSAGES]))
     if entry.remedies:
         out.print()
         out.print(Text("What to do:", style="bold"))
@@ -213,4 +220,4 @@ def _list(out: Console, title: str, lines: tuple[str, ...]) -> None:
         out.print()
         out.print(Text(title, style="bold"))
         for line in lines:
-            out.print(Text(f"  - {line}"))
+            out.print(Padding(Text(f"- {line}"), (0, 0, 0, 2), expand=False))

@@ -88,6 +88,8 @@ def test_page_of_a_cause(capsys: pytest.CaptureFixture[str]) -> None:
         assert text in out.replace("\n", " ")
     code, data = answer(capsys, "explain", "gxx12-missing")
     assert (code, data["cause"]["id"]) == (0, "gxx12-missing")
+    assert all(row["text"] in out.replace("\n  ", " ") for row in data["cause"]["messages"])
+    assert "proven" in {row["confidence"] for row in data["cause"]["messages"]}
 
 
 def test_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
