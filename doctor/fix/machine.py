@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import re
 import shlex
 import stat
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from doctor.fix.errors import ActionError
@@ -39,12 +40,14 @@ class Machine:
         env: Mapping[str, str] | None = None,
         sleep: Callable[[float], None] = time.sleep,
         tag: str = "",
+        downloads: str = "/var/cache/apt/archives",
     ) -> None:
         self.privilege = privilege
         self.calls = calls or Syscalls()
         self.env = dict(os.environ if env is None else env)
         self.sleep = sleep
         self.tag = tag or str(os.getpid())  # in temporary names, so that they can be told to be ours
+        self.downloads = downloads  # where apt keeps packages until they are installed
         self._staging = staging
         self._run = run
 
@@ -78,6 +81,20 @@ class Machine:
         if not result.ok:
             raise ActionError(f"`{shlex.join(argv)}` failed: {telling(result)}")
         return result
+
+    def outlive(self, argv: Sequence[str], timeout: float = LONG_S) -> None:
+        """Waits for a program that an earlier, killed doctor started and that still works.
+
+        Killing a package manager half-way would be worse than its end.
+        """
+        wanted = b"\0".join(os.fsencode(w) for w in argv) + b"\0"
+        ends = time.monotonic() + timeout
+        while any(line.endswith(wanted) for line in _command_lines()):
+            if time.monotonic() > ends:
+                raise ActionError(
+                    f"`{shlex.join(argv)}` of the earlier run still works; try again when it has ended"
+                )
+            self.sleep(1.0)
 
     def may_be_root(self) -> str | None:
         """None when root steps can be run; otherwise why not. sudo asks for its password here."""
@@ -200,3 +217,11 @@ class Machine:
             stat.S_IMODE(raw),
             *numbers,
         ), data
+
+
+def _command_lines() -> Iterator[bytes]:
+    """The arguments of every other process, as far as they can be read."""
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            with contextlib.suppress(OSError):
+                yield Path(f"/proc/{name}/cmdline").read_bytes()

@@ -358,6 +358,7 @@ class World:
             run=self.run,
             env={"PATH": "/usr/bin", "HOME": str(self.files / "home"), "LD_PRELOAD": "/evil.so"},
             sleep=lambda s: None,
+            downloads=str(self.files / "var/cache/apt/archives"),
         )
 
     def path(self, name: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -406,3 +408,29 @@ def test_without_sudo_nothing_is_changed(tmp_path: Path) -> None:
     assert (result.exit_code, "there is no sudo here" in result.why) == (4, True)
     assert world.manifest() == before
     assert journals.all_runs(world.state) == []
+
+
+def test_a_program_of_a_killed_run_is_waited_for(tmp_path: Path) -> None:
+    """SIGKILL reaches the doctor, not the package manager that it started."""
+    world = World(tmp_path)
+    slept: list[float] = []
+    world.machine.sleep = lambda s: (slept.append(s), child.wait(timeout=20))  # type: ignore[assignment,func-returns-value]
+    argv = [sys.executable, "-c", "import time; time.sleep(1)", "marker", str(tmp_path)]
+    child = subprocess.Popen(argv)
+    world.machine.outlive(argv)
+    assert slept
+    assert child.returncode == 0
+    world.machine.outlive(argv)
+    assert len(slept) == 1
+
+
+def test_downloads_that_a_cut_off_apt_left_are_taken_away(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    theirs = world.put("var/cache/apt/archives/libc6-dev_12.2_amd64.deb", "theirs")
+    other = world.put("var/cache/apt/archives/g++-12_11.0_amd64.deb", "another version")
+    do(world, "install_package")
+    ours = Path(world.put("var/cache/apt/archives/g++-12_12.2_amd64.deb", "left"))
+    assert undo(world).complete
+    assert not ours.exists()
+    assert Path(theirs).exists()
+    assert Path(other).exists()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -11,7 +13,7 @@ from doctor.fix.actions import apt
 from doctor.fix.errors import ActionError
 from doctor.fix.journal import Run
 from doctor.fix.machine import LONG_S, Machine
-from doctor.fix.privilege import program
+from doctor.fix.privilege import program, telling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,7 @@ class InstallPackage(Action):
             "new": dict(plan.new),
             "prior": {n: known[n][0] for n in plan.new if n in known},
             "upgraded": dict(plan.upgraded),
+            "downloaded": _downloads(machine, plan.new),
         }
 
     def apply(self, machine: Machine, record: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,13 +75,17 @@ class InstallPackage(Action):
 
     @classmethod
     def revert(cls, machine: Machine, run: Run, record: Mapping[str, Any], after: Mapping[str, Any]) -> Outcome:
+        if not after:  # cut off: apt may still be at it
+            machine.outlive(apt.install_argv(record["names"]))
+            _settle(machine)
         known = apt.statuses(machine)
         ours = [n for n in record["new"] if known.get(n, ("not-installed", ""))[0] not in _gone(record, n)]
         kept: list[str] = []
         if ours:
-            _settle(machine)
             ours, kept = _ours_alone(machine, ours, set(record["names"]))
         _take_away(machine, ours, record)
+        for path in set(_downloads(machine, record["new"])) - set(record["downloaded"]):
+            machine.remove(path, root=True)  # left when apt was cut off; it takes them away itself otherwise
         still = apt.statuses(machine)
         left = [n for n in ours if still.get(n, ("not-installed", ""))[0] not in _gone(record, n)]
         if left:
@@ -88,6 +95,15 @@ class InstallPackage(Action):
         if upgraded:
             words.append(f"{' '.join(upgraded)} was upgraded, and is not downgraded")
         return Outcome(bool(words), "; ".join(words))
+
+
+def _downloads(machine: Machine, new: Mapping[str, str]) -> list[str]:
+    """Files of exactly these packages and versions in apt's folder of downloads."""
+    found: list[str] = []
+    for name, version in new.items():
+        start = f"{name.partition(':')[0]}_{version.replace(':', '%3a')}_"
+        found += glob.glob(f"{glob.escape(os.path.join(machine.downloads, start))}*.deb")
+    return sorted(found)
 
 
 def _gone(record: Mapping[str, Any], name: str) -> tuple[str, ...]:
@@ -100,7 +116,13 @@ def _settle(machine: Machine) -> None:
     audit = machine.run((program("dpkg"), "--audit"))
     if audit.stdout.strip():
         argv = (program("dpkg"), "--force-confold", "--configure", "-a")
-        machine.must(argv, root=True, timeout=LONG_S, extra=apt.NONINTERACTIVE)
+        for _ in range(30):  # dpkg itself does not wait for another package manager
+            done = machine.run(argv, root=True, timeout=LONG_S, extra=apt.NONINTERACTIVE)
+            if done.ok or "lock" not in done.stderr:
+                break
+            machine.sleep(2.0)
+        if not done.ok:
+            raise ActionError(f"dpkg cannot finish what was cut off: {telling(done)}")
 
 
 def _ours_alone(machine: Machine, ours: list[str], asked: set[str]) -> tuple[list[str], list[str]]:

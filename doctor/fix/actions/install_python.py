@@ -83,9 +83,8 @@ class InstallPython(Action):
         return {"python": self.python, "options": list(self.options), "changes": changes}
 
     def apply(self, machine: Machine, record: Mapping[str, Any]) -> dict[str, Any]:
-        exact = [f"{name}=={new}" for name, (_, new) in record["changes"].items()]
-        if exact:
-            machine.must(self._pip("install", "--no-deps", *self.options, *exact), timeout=LONG_S)
+        if record["changes"]:
+            machine.must(_install(record), timeout=LONG_S)
         return {}
 
     def verify(self, machine: Machine) -> str | None:
@@ -93,6 +92,7 @@ class InstallPython(Action):
 
     @classmethod
     def revert(cls, machine: Machine, run: Run, record: Mapping[str, Any], after: Mapping[str, Any]) -> Outcome:
+        machine.outlive(_install(record))
         python, now = record["python"], versions(machine, record["python"])
         back: list[str] = []
         gone: list[str] = []
@@ -115,6 +115,13 @@ class InstallPython(Action):
         if kept:
             return Outcome(True, f"{', '.join(kept)} was installed since, so it is kept")
         return Outcome()
+
+
+def _install(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """Exactly what was resolved, and nothing that pip would add to it."""
+    exact = [f"{name}=={new}" for name, (_, new) in record["changes"].items()]
+    pip = (record["python"], "-m", "pip", "--disable-pip-version-check", "--no-input")
+    return (*pip, "install", "--no-deps", *record["options"], *exact)
 
 
 def versions(machine: Machine, python: str) -> dict[str, str]:
