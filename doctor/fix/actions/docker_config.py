@@ -93,7 +93,7 @@ class DockerConfig(MergeJson):
         who = {k: written[k] for k in ("mode", "uid", "gid")}
         machine.write(candidate, self.content, root=self.root, temporary=record["candidate"], **who)
         answer = machine.run((*self.server, "--validate", "--config-file", candidate), root=self.root)
-        if not answer.ok and not answer.error and "unknown flag: --validate" not in answer.stderr:
+        if not answer.ok and not answer.error and "unknown flag: --validate" not in answer.stdout + answer.stderr:
             raise ActionError(f"dockerd refuses the new configuration: {telling(answer)}")
 
     def _arrived(self, machine: Machine, seconds: float) -> bool:
