@@ -24,6 +24,8 @@ ENOUGH = 200
 TOO_COMMON = 3000
 #: Bytes on each side of a hit that are looked at in a line longer than ``LONGEST``.
 _NEAR = 1024
+#: Characters of a line that are kept; a line longer than ``_SHOWN`` is cut ``_BEFORE`` the message.
+_KEPT, _SHOWN, _BEFORE = 400, 160, 60
 _LINES_AFTER = 12  # most lines that a signal's window may span
 
 
@@ -43,6 +45,15 @@ class Scan:
         """The kept lines in order."""
         yield from self.head
         yield from self.tail
+
+
+def excerpt(text: str, at: int) -> str:
+    """The part of a line that is kept as evidence: its beginning, or what stands around the message."""
+    text, at = text.strip(), at - (len(text) - len(text.lstrip()))
+    if at > _BEFORE and len(text) > _SHOWN:
+        begin = text.rfind(" ", at - _BEFORE, at - _BEFORE // 2) + 1 or at - _BEFORE // 2
+        text = "..." + text[begin:]
+    return text[:_KEPT]
 
 
 class _Collector:
@@ -67,9 +78,9 @@ class _Collector:
         """Tries the signals whose literals are in this line."""
         for number in sorted(numbers):
             signal = self.signals[number]
-            values = signal.values(text + after(signal.window) if signal.window else text)
-            if values is not None:
-                self.add(signal, values, text, line)
+            found = signal.search(text + after(signal.window) if signal.window else text)
+            if found is not None:
+                self.add(signal, found[0], excerpt(text, found[1]), line)
 
     def add(self, signal: Signal, values: dict[str, str], text: str, line: int) -> None:
         """Remembers one passage, or counts it when it is known already."""
@@ -83,7 +94,7 @@ class _Collector:
         if key in known:
             known[key] = replace(known[key], count=known[key].count + 1)
         elif len(known) < DISTINCT:
-            known[key] = Event(signal.name, f"{self.name}:{line}", text.strip()[:400], line, values)
+            known[key] = Event(signal.name, f"{self.name}:{line}", text, line, values)
 
     def complete(self, signal: Signal, values: dict[str, str], text: str, line: int) -> None:
         """A passage found in joined lines: new, or one known from its first line alone that now says more."""
@@ -91,7 +102,7 @@ class _Collector:
         for key, event in known.items():
             if line <= (event.line or 0) < line + _WRAPPED_LINES:
                 if len(values) > len(event.values) and event.line == line:
-                    known[key] = replace(event, values=values, text=text.strip()[:400])
+                    known[key] = replace(event, values=values, text=text)
                 return
         self.add(signal, values, text, line)
 
@@ -231,9 +242,9 @@ def _joined(collector: _Collector, lines: list[Line]) -> None:
         tried.add((window, owner))
         item, text = joined[window]
         signal = collector.signals[owner]
-        values = signal.values(text[:LONGEST])
-        if values is not None:
-            collector.complete(signal, values, text, item.number)
+        found = signal.search(text[:LONGEST])
+        if found is not None:
+            collector.complete(signal, found[0], excerpt(text, found[1]), item.number)
 
 
 def _windows(lines: list[Line]) -> Iterator[tuple[Line, str]]:

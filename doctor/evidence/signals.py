@@ -42,12 +42,12 @@ class Signal:
         """Compiled on first use: one text needs few of them."""
         return tuple(re.compile(e, re.RegexFlag(0) if self.case else re.IGNORECASE) for e in self.expressions)
 
-    def values(self, text: str) -> dict[str, str] | None:
-        """What the signal captures from this text, or None when it is not in it."""
+    def search(self, text: str) -> tuple[dict[str, str], int] | None:
+        """What the signal captures from this text and where it begins, or None when it is not in it."""
         for pattern in self.patterns:
             found = pattern.search(text)
             if found:
-                return {k: v.strip() for k, v in found.groupdict().items() if v is not None}
+                return {k: v.strip() for k, v in found.groupdict().items() if v is not None}, found.start()
         return None
 
 

@@ -291,3 +291,13 @@ def test_every_fact_names_the_line_it_was_read_from(tmp_path: Path) -> None:
     for fact, text in (("driver.version", "Nvidia driver version"), ("python.torch", "PyTorch version")):
         number = next(n for n, line in enumerate(lines, 1) if line.startswith(text))
         assert s.evidence(fact).source.endswith(f"paste0.txt:{number}")
+
+
+def test_of_a_long_line_what_stands_around_the_message_is_kept(tmp_path: Path) -> None:
+    head = "docker: Error response from daemon: OCI runtime create failed: " + "container init caused: " * 12
+    s = facts(
+        tmp_path, head + "stderr: nvidia-container-cli: initialization error: driver error: failed: unknown.\n"
+    )
+    (event,) = [e for e in s.events if e.signal == "container.cli-driver-error"]
+    assert event.text.startswith("...")
+    assert event.text.endswith("nvidia-container-cli: initialization error: driver error: failed: unknown.")

@@ -128,10 +128,18 @@ def python_headers_missing(s: Snapshot) -> Result:
 
     The include folder on the compiler's command line tells the version.
     """
+    folder = first(s, "compiler.python-include")
     event = first(s, "compiler.python-h", "compiler.python-h-cmake")
+    if (
+        event is None
+        and (helper := _unexplained_helper(s))
+        and folder
+        and folder.values["path"].startswith("/usr/include")
+    ):
+        text = "gcc failed on the helper that Triton builds and its message is not here; missing headers are usual"
+        return say("python-headers-missing", HINT, text, helper, folder)
     if event is None:
         return None
-    folder = first(s, "compiler.python-include")
     version = (folder.values.get("version") if folder else None) or (s.python.version if s.python else None)
     minor = ".".join((version or "").split(".")[:2])
     fixes = catalogue.cause("python-headers-missing").remedies
@@ -150,6 +158,14 @@ def python_headers_missing(s: Snapshot) -> Result:
     return say("python-headers-missing", LIKELY, "CMake finds no headers of this Python", event, fixes=fixes)
 
 
+def _unexplained_helper(s: Snapshot) -> Event | None:
+    """Triton's small C helper failed to compile, and what the compiler said is not in the text."""
+    known = ("compiler.helper-failed", "compiler.python-include", "compiler.gcc-used")
+    if any(e.signal.startswith("compiler.") and e.signal not in known for e in s.events):
+        return None
+    return first(s, "compiler.helper-failed")
+
+
 @rule("wsl2-libcuda-link-name-missing")
 def libcuda_link_name(s: Snapshot) -> Result:
     """The linker did not find -lcuda under WSL (proven)."""
@@ -165,6 +181,9 @@ def libcuda_link_name(s: Snapshot) -> Result:
 def libcuda_link_name_native(s: Snapshot) -> Result:
     """The same on a machine without any sign of WSL: the link libcuda.so is missing (likely)."""
     event = first(s, "compiler.lcuda")
+    if event is None and (helper := _unexplained_helper(s)):
+        text = "gcc failed on the helper that Triton builds and its message is not here; it links with -lcuda"
+        return say("libcuda-link-name-missing", HINT, text, helper)
     if event is None or wsl_sign(s) is not None:
         return None
     text = "the linker does not find libcuda by its plain name (libcuda.so), only libcuda.so.1 is there"

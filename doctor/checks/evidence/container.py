@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from doctor.catalogue.gpus import cuda_of_driver
 from doctor.checks.evidence.common import (
     HINT,
@@ -20,6 +22,7 @@ from doctor.checks.evidence.common import (
 )
 from doctor.checks.evidence.remedies import install_toolkit, register_runtime, shared_memory
 from doctor.checks.registry import Result
+from doctor.finding import Severity
 from doctor.snapshot import Event, Snapshot
 
 SHM = "/dev/shm"  # noqa: S108  named in messages, never opened
@@ -234,7 +237,22 @@ def hook_failed(s: Snapshot) -> Result:
     event = first(s, "container.cli-driver-error")
     if event is None or near(s, event, {"container.requirement", "container.file-exists"}, before=4, after=4):
         return None
-    return say("gpu-container-fails", LIKELY, "the NVIDIA container hook could not reach the driver", event)
+    text = "the NVIDIA container hook could not reach the driver, so the container did not start"
+    return say("gpu-container-fails", LIKELY, text, event, severity=Severity.BLOCKER)
+
+
+@rule("container-device-rules-refused")
+def device_rules(s: Snapshot) -> Result:
+    """The hook could not change the devices cgroup (proven when it says why)."""
+    event = first(s, "container.device-rules")
+    if event is None:
+        return None
+    if "old" in event.values:
+        text = "this toolkit looks for cgroup v1, which is not there; 1.8 and newer know v2"
+        return say("container-device-rules-refused", PROVEN, text, event)
+    refused = re.search("not permitted|permission denied", event.values["reason"], re.I)
+    text = "the hook may not set the device rules of the container (rootless docker, or docker inside LXC?)"
+    return say("container-device-rules-refused", PROVEN if refused else LIKELY, text, event)
 
 
 def platform_event(s: Snapshot) -> Event | None:

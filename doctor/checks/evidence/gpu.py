@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from doctor.catalogue import table
 from doctor.catalogue.gpus import lookup
 from doctor.checks.evidence.common import HINT, LIKELY, PROVEN, events, file_of, first, near, rule, say, together
 from doctor.checks.evidence.remedies import same_release
@@ -14,6 +15,8 @@ from doctor.finding import Evidence
 from doctor.snapshot import Event, Snapshot
 
 Capability = tuple[int, int]
+#: The first CUDA release whose compiler knows the cards of compute capability 10.0 and 12.0.
+_BLACKWELL = (12, 8)
 
 
 def _parse(text: str | None) -> Capability | None:
@@ -73,8 +76,23 @@ def too_new(s: Snapshot) -> Result:
             text = f"{name} is sm_{capability[0]}{capability[1]}, which this torch says it does not support"
             return say(cause, LIKELY, text, event)
     seen = first(s, "gpu.no-kernel-image")
-    if seen and not _refused(s) and not s.gpus:
+    if seen is None or _refused(s):
+        return None
+    if not s.gpus:
         text = "there is no code for this card in what was called; which card it is is not shown"
+        return say(cause, HINT, text, seen)
+    newer = next((g for g in s.gpus if (_capability(g) or (0, 0)) >= (10, 0)), None)
+    arches = s.python.torch_arches if s.python else None
+    if newer is None or arches:
+        return None
+    build, row = _torch_build(s)
+    if build and build < _BLACKWELL:
+        text = (
+            f"torch of CUDA {build[0]}.{build[1]} has no code for {newer.name or 'this card'}; 12.8 is the first"
+        )
+        return say(cause, LIKELY, text, seen, row, fixes=same_release(s))
+    if build is None:
+        text = f"there is no code for {newer.name or 'this card'} in what was called; torch's build is not shown"
         return say(cause, HINT, text, seen)
     return None
 
@@ -151,13 +169,13 @@ def kernels_missing(s: Snapshot) -> Result:
                 event,
                 s.evidence("python.torch_arches"),
             )
-        build = _build(s)
-        if capability >= (10, 0) and build and build >= (12, 8):
+        build, row = _torch_build(s)
+        if capability >= (10, 0) and build and build >= _BLACKWELL:
             text = (
                 f"torch of CUDA {build[0]}.{build[1]} knows {gpu.name or 'this card'}, a compiled "
                 "part of vLLM does not"
             )
-            return say(cause, LIKELY, text, event, s.evidence("python.torch_cuda"))
+            return say(cause, LIKELY, text, event, row)
         if (7, 5) <= capability < (10, 0):
             text = (
                 f"torch knows {gpu.name or 'this card'} ({_text(capability)}), a compiled part has no code for it"
@@ -178,8 +196,27 @@ def _capability(gpu: object) -> Capability | None:
 
 
 def _build(s: Snapshot) -> tuple[int, int] | None:
-    found = re.match(r"(\d+)\.(\d+)", (s.python.torch_cuda if s.python else None) or "")
-    return (int(found[1]), int(found[2])) if found else None
+    found = re.match(r"(\d+\.\d+)", (s.python.torch_cuda if s.python else None) or "")
+    return _parse_release(found[1]) if found else None
+
+
+def _torch_build(s: Snapshot) -> tuple[Capability | None, Evidence | None]:
+    """The CUDA release of torch, and where it was read; of a version without a suffix, that of PyPI's wheel."""
+    build = _build(s)
+    if build:
+        return build, s.evidence("python.torch_cuda")
+    found = re.fullmatch(r"(\d+)\.(\d+)(?:\.\d+)?", (s.python.torch if s.python else None) or "")
+    if found is None:
+        return None, None
+    version = (int(found[1]), int(found[2]))
+    rows = [(tuple(map(int, row["torch"].split("."))), row["cuda"]) for row in table("torch_wheel_cuda")]
+    cuda = max((row for row in rows if row[0] <= version), default=rows[0])[1]
+    return _parse_release(cuda), s.evidence("python.torch")
+
+
+def _parse_release(text: str) -> tuple[int, int]:
+    major, minor = text.split(".")
+    return int(major), int(minor)
 
 
 @rule("bfloat16-unsupported-gpu")
