@@ -23,7 +23,7 @@ from doctor.smoke.preflight import free_port
 from tests.server.cpu_vllm import corrupt_plugin, setup_env
 from tests.server.test_smoke_real import ROOT, smoke, status
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.server, pytest.mark.long, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture(scope="module")
