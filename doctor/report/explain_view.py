@@ -155,6 +155,8 @@ def next_steps(reading: Reading) -> list[str]:
         steps.append(
             "vllm serve ... 2>&1 | tee server.log     (the cause stands above the last error: keep the whole log)"
         )
+    if any(e.signal == "network.nccl-error" for e in snapshot.events):
+        steps.append("NCCL_DEBUG=WARN vllm serve ...   (the line with NCCL WARN says what failed)")
     steps.append("VLLM_LOGGING_LEVEL=DEBUG vllm serve ...")
     steps.append("sudo dmesg -T | tail -50      (was something killed, did the GPU report an error?)")
     return steps

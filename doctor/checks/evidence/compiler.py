@@ -184,6 +184,9 @@ def libcuda_link_name_native(s: Snapshot) -> Result:
     if event is None and (helper := _unexplained_helper(s)):
         text = "gcc failed on the helper that Triton builds and its message is not here; it links with -lcuda"
         return say("libcuda-link-name-missing", HINT, text, helper)
+    plain = first(s, "network.nccl-libcuda")
+    if event is None and plain and wsl_sign(s) is None:
+        return say("libcuda-link-name-missing", HINT, "NCCL did not find libcuda.so by its plain name", plain)
     if event is None or wsl_sign(s) is not None:
         return None
     text = "the linker does not find libcuda by its plain name (libcuda.so), only libcuda.so.1 is there"

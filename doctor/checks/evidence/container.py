@@ -206,7 +206,7 @@ def shm(s: Snapshot) -> Result:
     if bus:
         sure = LIKELY if ranks(s) > 1 and container_sign(s) else HINT
         return say(cause, sure, "a bus error, as when shared memory is full", bus, container_sign(s))
-    if failed and (container_sign(s) or ranks(s) > 1):
+    if failed:
         return say(cause, HINT, "NCCL met a system error, as when shared memory is full", failed)
     return None
 

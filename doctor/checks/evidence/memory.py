@@ -56,6 +56,27 @@ def util_above_free(s: Snapshot) -> Result:
     return say(cause, PROVEN, text, event, fixes=fixes)
 
 
+#: GiB by which a process may hold more than torch has allocated in it: CUDA's context, what torch keeps reserved.
+_OWN_EXTRA = 1.5
+
+
+def held_by_others(s: Snapshot) -> list[tuple[Event, float]]:
+    """What torch's words say that other processes hold: (event, GiB), 1 GiB and more.
+
+    In a container torch does not know its own process among them (another number space): a process that holds
+    what torch has allocated is torch's own.
+    """
+    allocated = {
+        e.line: figure
+        for e in events(s, "memory.oom")
+        if (figure := gib(e, "allocated")) is not None and "this process has" not in e.text
+    }
+    found = [
+        (e, amount) for e in events(s, "memory.held-by") if (amount := gib(e, "held")) is not None and amount >= 1
+    ]
+    return [(e, a) for e, a in found if not (e.line in allocated and 0 <= a - allocated[e.line] <= _OWN_EXTRA)]
+
+
 @rule("gpu-memory-held-by-other-process")
 def held(s: Snapshot) -> Result:
     """torch's own words or nvidia-smi name another process with much memory (likely); else a hint at most."""
@@ -63,11 +84,9 @@ def held(s: Snapshot) -> Result:
     failed = first(
         s, "memory.util-above-free", "memory.no-blocks", "memory.oom", "memory.oom-old", "memory.profile-race"
     )
-    for event in events(s, "memory.held-by"):
-        amount = gib(event, "held")
-        if amount is not None and amount >= 1:
-            text = f"process {event.values['pid']} holds {amount:.1f} GiB of the card"
-            return say(cause, LIKELY, text, event, failed)
+    for event, amount in held_by_others(s):
+        text = f"process {event.values['pid']} holds {amount:.1f} GiB of the card"
+        return say(cause, LIKELY, text, event, failed)
     big = [e for e in events(s, "smi.process") if int(e.values.get("mib", 0)) >= 1024]
     if failed and big:
         text = (
@@ -148,7 +167,8 @@ def _loading(s: Snapshot, event: Event) -> Event | None:
     ended = last_before(s, event, "vllm.loaded", "vllm.kv-ready", "vllm.started")
     if begun and (ended is None or (ended.line or 0) < (begun.line or 0)):
         return begun
-    return None
+    shown = near(s, event, {"vllm.loading"}, before=0, after=8)  # the bar is often written after the error
+    return shown if shown and 0 <= int(shown.values.get("percent", 100)) < 100 and ended is None else None
 
 
 @rule("weights-exceed-vram")
@@ -167,7 +187,7 @@ def weights(s: Snapshot) -> Result:
         if while_loading is None:
             continue
         free, total = gib(event, "free"), gib(event, "total")
-        others = [a for e in events(s, "memory.held-by") if (a := gib(e, "held")) is not None and a >= 1]
+        others = held_by_others(s)
         text = "memory ran out while the weights were loaded"
         if free is not None and total is not None:
             text += f": {free:.2f} of {total:.1f} GiB free"

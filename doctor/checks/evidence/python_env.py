@@ -194,6 +194,25 @@ def nccl_old(s: Snapshot) -> Result:
     return say("nccl-library-older-than-torch", PROVEN, text, event)
 
 
+@rule("nccl-library-missing", start=False)
+def nccl_missing(s: Snapshot) -> Result:
+    """vLLM could not load libnccl.so.2 (likely what the trouble of several GPUs comes from)."""
+    event = first(s, "python.nccl-not-loaded")
+    if event is None:
+        return None
+    return say("nccl-library-missing", LIKELY, f"vLLM could not load {event.values['file']}", event)
+
+
+@rule("kernels-too-new-for-transformers")
+def kernels_new(s: Snapshot) -> Result:
+    """The package kernels refused how transformers describes a kernel (proven)."""
+    event = first(s, "python.kernels-revision")
+    if event is None:
+        return None
+    text = "kernels (0.15 or newer) wants a revision of each kernel, which this transformers does not give"
+    return say("kernels-too-new-for-transformers", PROVEN, text, event)
+
+
 @rule("torchvision-does-not-fit-torch")
 def torchvision(s: Snapshot) -> Result:
     """torchvision could not register its operators with this torch (proven)."""

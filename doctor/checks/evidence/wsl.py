@@ -145,6 +145,20 @@ def libcuda_loader_path(s: Snapshot) -> Result:
     return None
 
 
+@rule("wsl2-container-toolkit-too-old")
+def toolkit_old(s: Snapshot) -> Result:
+    """CUDA answered 500 at its start: in a container under WSL2 with a driver from 555 on that is likely this."""
+    event = first(s, "wsl.symbol-not-found")
+    if event is None:
+        return None
+    sign, inside = wsl_sign(s) or first(s, "container.docker-desktop", "shell.windows"), container_sign(s)
+    driver = s.driver.version if s.driver else None
+    if driver and int(driver.split(".")[0]) < 555:
+        return None
+    text = "CUDA does not start (error 500), as when the toolkit does not mount what this Windows driver needs"
+    return say("wsl2-container-toolkit-too-old", LIKELY if sign or inside else HINT, text, event, sign, inside)
+
+
 @rule("wsl2-multi-gpu-p2p-unreliable")
 def multi_gpu(s: Snapshot) -> Result:
     """Several ranks under WSL: the log ends at the P2P probe, they wait (likely), or NCCL failed (a hint).
