@@ -161,7 +161,7 @@ class Apt:
         if verb == "update":
             if self.trouble == "network":
                 return fails(
-                    argv, 100, "E: Failed to fetch http://deb.debian.org/debian Temporary failure resolving"
+                    argv, 100, "E: Failed to fetch http://mirror.example/debian Temporary failure resolving"
                 )
             data["known"] = True
             self.db.save(data)
@@ -180,7 +180,7 @@ class Apt:
                 argv, 100, "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 1 (apt)"
             )
         if self.trouble == "network" and verb == "install":
-            return fails(argv, 100, "E: Failed to fetch http://deb.debian.org/debian/pool/main/g++-12.deb")
+            return fails(argv, 100, "E: Failed to fetch http://mirror.example/debian/pool/main/g++-12.deb")
         for name in todo:
             if self.between is not None:
                 self.between(name)

@@ -221,7 +221,7 @@ def test_a_disk_that_stops_taking_writes(plan: str, word: str, number: int, fres
 
 LOCKED = "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 4711 (unattended-upgr)"
 OFFLINE = (
-    "E: Failed to fetch http://deb.debian.org/debian/pool/main/g/gcc-12/g++-12.deb Temporary failure resolving"
+    "E: Failed to fetch http://mirror.example/debian/pool/main/g/gcc-12/g++-12.deb Temporary failure resolving"
 )
 DENIED = "sudo: a password is required"
 
