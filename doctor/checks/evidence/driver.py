@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from doctor.catalogue.gpus import branch_driver, minimum_driver
 from doctor.checks.evidence.common import (
     HINT,
@@ -108,11 +110,41 @@ def mismatch(s: Snapshot) -> Result:
             )
         sure = LIKELY if wsl_sign(s) else PROVEN
         return say(cause, sure, text, event, upgrade)
+    module, library = first(s, "driver.module-version"), _userland(s)
+    if module and library:
+        loaded, installed = module.values["version"], library.values["version"].split("-")[0]
+        if loaded != installed:
+            text = f"the loaded module is {loaded}, {library.values['name']} is {installed}"
+            return say(cause, LIKELY, text, module, library)
+    upgraded = first(s, "driver.apt-upgrade")
+    if upgraded and "new" in upgraded.values and not wsl_sign(s):
+        text = (
+            f"the driver packages went from {upgraded.values['old']} to {upgraded.values['new']}; until a restart "
+            "the old module stays loaded"
+        )
+        return say(cause, HINT, text, upgraded)
     if _blind_report(s) and not wsl_sign(s):
         text = "CUDA is not available and no driver version can be read, although torch is a CUDA build"
         rows = events(s, "report.cuda-available", "report.no-driver-version", "report.no-gpu")
         return say(cause, HINT, text, *rows)
     return None
+
+
+def _userland(s: Snapshot) -> Event | None:
+    """The installed package of the driver's libraries or programs, as dpkg and its like list them."""
+    known = re.compile(
+        r"(?:nvidia-smi|libnvidia-ml1|libcuda1|(?:nvidia-utils|libnvidia-compute)(?:-\d{3})?(?:-server)?)$"
+    )
+    return next(
+        (
+            e
+            for e in events(s, "shell.package")
+            if known.match(e.values["name"])
+            and re.match(r"\d{3}\.\d", e.values["version"])
+            and not e.text.startswith("rc")
+        ),
+        None,
+    )
 
 
 def _blind_report(s: Snapshot) -> bool:
@@ -256,11 +288,50 @@ def same_text(one: Event, other: Event | None) -> bool:
     return other is not None and file_of(one) == file_of(other)
 
 
+#: Error codes of CUDA's first call that have a cause of their own: no device, stub, 500, 802, 803, 804.
+_NAMED = frozenset({"34", "35", "36", "100", "500", "802", "803", "804", "999"})
+
+
+@rule("cuda-visible-devices-hides-gpu")
+def hidden(s: Snapshot) -> Result:
+    """torch saw no GPU and the text shows a CUDA_VISIBLE_DEVICES that names none (likely) or may (a hint)."""
+    none = next((e for e in events(s, "driver.no-cuda-gpus") if "nodriver" not in e.values), None)
+    value = (s.python.env or {}).get("CUDA_VISIBLE_DEVICES") if s.python else None
+    if none is None or value is None:
+        return None
+    shown = s.evidence("python.env", f"CUDA_VISIBLE_DEVICES={value}")
+    first_card = value.split(",")[0].strip()
+    empty = first_card in ("", "-1", "NoDevFiles")
+    beyond = first_card.isdigit() and bool(s.gpus) and int(first_card) >= len(s.gpus or ())
+    text = f"torch sees no GPU with CUDA_VISIBLE_DEVICES={value or '(empty)'}"
+    return say("cuda-visible-devices-hides-gpu", LIKELY if empty or beyond else HINT, text, none, shown)
+
+
+@rule("no-gpu-visible")
+def none_visible(s: Snapshot) -> Result:
+    """torch saw no GPU and the text does not say why (a hint)."""
+    none = next((e for e in events(s, "driver.no-cuda-gpus") if "nodriver" not in e.values), None)
+    if (
+        none is None
+        or container_sign(s)
+        or wsl_sign(s)
+        or (s.python and "CUDA_VISIBLE_DEVICES" in (s.python.env or {}))
+    ):
+        return None
+    text = "torch has a driver and sees no GPU"
+    return say("no-gpu-visible", HINT, text, none)
+
+
 @rule("cuda-init-failed")
 def cuda_unknown(s: Snapshot) -> Result:
-    """CUDA's first call answered "unknown error" (a hint: many things do that)."""
+    """CUDA's first call answered "unknown error", or a code that nothing else explains (a hint)."""
+    cause_id = "cuda-init-failed"
     event = first(s, "driver.cuda-unknown")
+    other = first(s, "driver.first-call-error")
+    if event is None and other and other.values["code"] not in _NAMED:
+        what = other.values["what"].partition(" (Triggered")[0]
+        return say(cause_id, HINT, f"CUDA's first call answers {other.values['code']}: {what}", other)
     if event is None:
         return None
     where = near(s, event, {"container.gpu-lost"}, before=10, after=10)
-    return say("cuda-init-failed", HINT, "CUDA answers with an unknown error", event, where)
+    return say(cause_id, HINT, "CUDA answers with an unknown error", event, where)

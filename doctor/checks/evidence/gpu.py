@@ -225,7 +225,7 @@ def bfloat16(s: Snapshot) -> Result:
     event = first(s, "gpu.bf16")
     feature = next((e for e in events(s, "gpu.ptxas-feature") if "bf16" in e.values["feature"]), None)
     if event is None and feature:
-        text = f"a kernel uses {feature.values['feature']}, which needs sm_{feature.values['need']}"
+        text = f"a kernel uses {feature.values['feature']}, which needs sm_{feature.values.get('need', '80')}"
         return say("bfloat16-unsupported-gpu", LIKELY, text, feature)
     if event is None:
         return None
@@ -259,7 +259,10 @@ def backend(s: Snapshot) -> Result:
     event = first(s, "gpu.backend-unsupported")
     feature = next((e for e in events(s, "gpu.ptxas-feature") if "bf16" not in e.values["feature"]), None)
     if event is None and feature:
-        text = f"a kernel uses {feature.values['feature']}, which needs sm_{feature.values['need']}"
+        need, have = feature.values.get("need"), feature.values.get("have")
+        text = f"a kernel uses {feature.values['feature']}, which " + (
+            f"needs sm_{need}" if need else f"sm_{have} lacks"
+        )
         return say("attention-backend-unsupported-gpu", LIKELY, text, feature)
     if event is None:
         return None

@@ -165,8 +165,9 @@ def gdn_launch(s: Snapshot) -> Result:
             tokens = s.evidence("serving.speculative_tokens")
             return say(cause, together(s, event, frame, tokens), text, event, frame, tokens)
         if frame:
+            sure = HINT if frame.values["function"].endswith("_attn") else LIKELY  # errors surface there late
             return say(
-                cause, LIKELY, f"CUDA failed ({event.values['what']}) in {frame.values['function']}", event, frame
+                cause, sure, f"CUDA failed ({event.values['what']}) in {frame.values['function']}", event, frame
             )
         if on and s.serving and s.serving.hybrid:
             return say(cause, HINT, f"CUDA failed ({event.values['what']}) with speculative decoding on", event)

@@ -239,6 +239,8 @@ def cpu_torch(s: Snapshot) -> Result:
     """torch says it has no CUDA (likely), with an NVIDIA card in sight (proven)."""
     cause = "cpu-only-torch"
     event = first(s, "python.cpu-torch")
+    if event is None and (built := first(s, "python.torch-no-cuda-release")):
+        return say(cause, HINT, "the torch that builds extensions names no CUDA release", built)
     if event is None or first(s, "vllm.cpu-platform"):
         return None
     card = bool(s.gpus) or bool(s.driver and s.driver.version)
