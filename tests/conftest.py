@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import defaultdict
 
 import hypothesis
@@ -13,6 +14,10 @@ from doctor.snapshot import Snapshot
 
 #: (cause, kind) -> outcomes seen: "fires", "silent", "not judged".
 OUTCOMES: dict[tuple[str, str], set[str]] = defaultdict(set)
+# a suite started in the background of a shell ignores Ctrl+C, and so would every program that a test interrupts
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 _WHOLE_SUITE = pytest.StashKey[bool]()
 
 # a busy machine is no defect: what must be fast has a test of its own
