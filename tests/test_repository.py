@@ -36,7 +36,7 @@ def tracked() -> list[Path]:
         names = [os.fsdecode(n) for n in listed.stdout.split(b"\0") if n]
         return [p for n in names if (p := REPOSITORY / n).is_file()]
     ignored = re.compile(
-        r"(^|/)(__pycache__|\.venv[^/]*|build|dist|\.[a-z]+_cache|\.hypothesis|[^/]*\.egg-info)(/|$)"
+        r"(^|/)(__pycache__|\.git|\.venv[^/]*|build|dist|\.[a-z]+_cache|\.hypothesis|[^/]*\.egg-info)(/|$)"
     )
     files = [p for p in REPOSITORY.rglob("*") if p.is_file()]
     return [p for p in files if not ignored.search(str(p.relative_to(REPOSITORY)))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -415,8 +416,11 @@ def test_a_program_of_a_killed_run_is_waited_for(tmp_path: Path) -> None:
     world = World(tmp_path)
     slept: list[float] = []
     world.machine.sleep = lambda s: (slept.append(s), child.wait(timeout=20))  # type: ignore[assignment,func-returns-value]
-    argv = [sys.executable, "-c", "import time; time.sleep(1)", "marker", str(tmp_path)]
+    argv = [sys.executable, "-c", "import time; time.sleep(3)", "marker", str(tmp_path)]
     child = subprocess.Popen(argv)
+    deadline = time.monotonic() + 2
+    while str(tmp_path) not in Path(f"/proc/{child.pid}/cmdline").read_text() and time.monotonic() < deadline:
+        time.sleep(0.01)
     world.machine.outlive(argv)
     assert slept
     assert child.returncode == 0
