@@ -18,21 +18,6 @@ _CONDA = re.compile(r"\[conda\] ([A-Za-z0-9_.-]{1,80})\s+(\d[^\s]{0,60})(?:\s|$)
 _VARIABLE = re.compile(r"(?:export )?([A-Z][A-Z0-9_]{2,60})=(.{0,400})$")
 _NONE = {"", "n/a", "no cuda", "could not collect", "none", "not set", "command not found"}
 
-#: Names of a report's lines that are worth an event of their own, because rules reason with them.
-_STARTS = ("Collecting environment information", "PyTorch version", "CUDA used to build PyTorch", "vLLM Version")
-
-
-def looks_like(lines: Iterable[Line]) -> bool:
-    """True when at least two lines of such a report are there."""
-    seen = set()
-    for line in lines:
-        for start in _STARTS:
-            if line.text.lstrip().startswith(start):
-                seen.add(start)
-                if len(seen) >= 2:
-                    return True
-    return False
-
 
 def read(lines: Iterable[Line], name: str, facts: FactBuilder) -> list[Event]:
     """Facts of all lines that have the form of such a report; rules get the availability of CUDA as an event."""

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from doctor.facts import GpuProcess
-from doctor.host import nvml
+from doctor.host import isolation, nvml
 from doctor.host.access import Host
 
 _KINDS = (
@@ -21,7 +21,7 @@ def processes_of(host: Host, lib: Any, handle: Any, wsl: bool) -> tuple[GpuProce
     Under WSL2 (where Windows holds the card) and inside a container (whose processes alone are
     visible) an empty list does not mean that nobody uses the card.
     """
-    container = host.exists("/.dockerenv") or host.exists("/run/.containerenv")
+    container = isolation.in_container(host) is True
     found: dict[int, GpuProcess] = {}
     answered = False
     for kind, function in _KINDS:
