@@ -6,7 +6,6 @@ import os
 import re
 
 from doctor import catalogue
-from doctor.checks import cuda_toolkit as cuda_toolkit  # registers the checks of nvcc, of this area too
 from doctor.checks.native import (
     compiler,
     complete_pair,

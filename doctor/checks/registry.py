@@ -18,9 +18,11 @@ MODULES: tuple[str, ...] = (
     "doctor.checks.driver",
     "doctor.checks.cuda",
     "doctor.checks.gpu",
+    "doctor.checks.wsl_settings",
     "doctor.checks.wsl",
     "doctor.checks.container",
     "doctor.checks.docker_engine",
+    "doctor.checks.cuda_toolkit",
     "doctor.checks.compiler",
     "doctor.checks.python_env",
     "doctor.checks.memory",
@@ -94,10 +96,10 @@ def check(
 
 
 def registered() -> tuple[Check, ...]:
-    """All checks, imported on first use."""
+    """All checks, imported on first use, in the order of :data:`MODULES` whoever imported one of them before."""
     for module in MODULES:
         importlib.import_module(module)
-    return tuple(_CHECKS.values())
+    return tuple(sorted(_CHECKS.values(), key=lambda c: MODULES.index(c.function.__module__)))
 
 
 def found(

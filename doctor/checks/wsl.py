@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 
 from doctor import catalogue
-from doctor.checks import wsl_settings  # noqa: F401  registers its checks
 from doctor.checks.registry import check, found
 from doctor.checks.wsl_common import facts, under_wsl2
 from doctor.finding import Confidence, Evidence, Finding, Remedy, Risk, Skipped

@@ -88,11 +88,3 @@ def sections(text: str) -> dict[str, dict[str, str]]:
         if separator and re.fullmatch(r"[A-Za-z][\w.]{0,60}", key.strip()):
             current[key.strip().lower()] = re.sub(r"\s+#.*$", "", value).strip().strip('"')[:300]
     return found
-
-
-def size_bytes(text: str | None) -> int | None:
-    """A size of .wslconfig (``8GB``, ``512MB``, plain bytes) in bytes; None when it is none."""
-    match = re.fullmatch(r"(\d{1,15})\s*(B|KB|MB|GB|TB)?", (text or "").strip(), re.I)
-    if not match:
-        return None
-    return int(match[1]) << {"": 0, "B": 0, "KB": 10, "MB": 20, "GB": 30, "TB": 40}[(match[2] or "").upper()]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
 from typing import Any
 
-from doctor.checks import registry
-from doctor.checks.registry import Judgement, judge
+from doctor.checks.registry import Judgement, judge, registered
 from doctor.finding import Finding, Skipped
 from doctor.host import Host
 from doctor.host.examine import PROBES, Options, examine
@@ -15,7 +13,6 @@ from doctor.snapshot import Snapshot, dumps, loads
 
 #: Probes whose hosts are in tests/host/linux_hosts.py.
 OURS = ("system", "wsl", "storage", "network")
-MODULES = ("host", "wsl", "storage", "network", "serving")
 
 
 def snapshot(host: Host, options: Options | None = None, **more: Any) -> Snapshot:
@@ -27,9 +24,7 @@ def snapshot(host: Host, options: Options | None = None, **more: Any) -> Snapsho
 
 def judged(cause: str, seen: Snapshot) -> Judgement:
     """The judgement of the facts check of one cause."""
-    for module in MODULES:
-        importlib.import_module(f"doctor.checks.{module}")
-    checks = [c for (cause_id, kind), c in registry._CHECKS.items() if cause_id == cause and kind == "facts"]
+    checks = [c for c in registered() if c.id == cause and c.kind == "facts"]
     assert checks, cause
     return judge(seen, checks)
 

@@ -172,7 +172,6 @@ def test_parsers_take_any_text(some: str) -> None:
     mounts.parse(f"1 2 0:3 {some} / rw - ext4 {some} rw")
     system.os_release(some)
     wsl_config.sections(some)
-    wsl_config.size_bytes(some)
     listeners.program(some, some.split(" "))
     listeners._listening(some, 8000)
     network.without_credentials(some)

@@ -253,10 +253,3 @@ def test_a_moved_drive(tmp_path: Path) -> None:
     host.write("/proc/self/mountinfo", linux_hosts.MOUNTS + linux_hosts.DRIVE_C.replace("/mnt/c", "/win/c"))
     host.write("/win/c/Users/ana/.wslconfig", "[wsl2]\nprocessors=4\n")
     assert facts(host).wslconfig == {"processors": "4"}
-
-
-@pytest.mark.parametrize(
-    ("text", "size"), [("8GB", 8 << 30), ("512MB", 512 << 20), ("1024", 1024), ("half", None)]
-)
-def test_sizes(text: str, size: int | None) -> None:
-    assert wsl_config.size_bytes(text) == size
