@@ -1,0 +1,89 @@
+"""The pages about one card are generated; they must say what the code says, and their commands must exist."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from doctor.cli import _parser, main
+from tests.memory.recipes import Recipe, recipes
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = {"make_reference_2080ti": "docs/measurements/reference-2080ti.md"}
+CARD = '--gpu "RTX 2080 Ti" --vram 22 --free 20.81 --vllm 0.21.0'
+
+
+def page_module(name: str) -> ModuleType:
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    return importlib.import_module(f"docs.{name}")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page_is_up_to_date(name: str) -> None:
+    written = (ROOT / PAGES[name]).read_text(encoding="utf-8")
+    assert written == page_module(name).text(), f"run python docs/{name}.py"
+
+
+def commands(name: str) -> list[list[str]]:
+    """Every `vllm-doctor ...` of a page, with its placeholders filled in."""
+    text = (ROOT / PAGES[name]).read_text(encoding="utf-8")
+    blocks = "\n".join(re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)).replace("\\\n", " ")
+    lines = [line.split(" | ")[0] for line in blocks.splitlines() if line.startswith("vllm-doctor ")]
+    spans = [line for line in re.findall(r"`(vllm-doctor [a-z][^`]*)`", text) if "..." not in line]
+    return [shlex.split(line.replace("CARD", CARD), comments=True)[1:] for line in dict.fromkeys(lines + spans)]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_command_of_the_page_is_one(name: str) -> None:
+    found = commands(name)
+    assert found
+    for argv in found:
+        own = argv[: argv.index("--")] if "--" in argv else argv
+        args = _parser(own).parse_args(own)
+        assert args.command == own[0]
+
+
+@pytest.mark.parametrize("recipe", [r for r in recipes().values() if r.published_bytes], ids=lambda r: r.id)
+def test_computed_weights_are_those_that_were_published(recipe: Recipe) -> None:
+    assert recipe.published_bytes is not None
+    assert abs(recipe.checkpoint_bytes / recipe.published_bytes - 1) <= recipe.tolerance
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> dict[str, str]:
+    """The placeholders as folders with a config.json."""
+    out = {"MODEL": str(ROOT / "tests/memory/configs/qwen3.5-9b-awq")}
+    rows = json.loads((ROOT / "tests/memory/recipes.json").read_text(encoding="utf-8"))["recipes"]
+    row = next(r for r in rows if r["id"] == "27b-int4")
+    config = json.loads((ROOT / f"tests/memory/configs/{row['config']}/config.json").read_text(encoding="utf-8"))
+    config["quantization_config"] = row["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return out | {"MODEL27": str(tmp_path)}
+
+
+def test_the_commands_of_the_reference_give_its_figures(
+    models: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A reader who types a `fit` command of the page sees the figure that stands beside it."""
+    rows = [
+        line.split(" | ")
+        for line in (ROOT / PAGES["make_reference_2080ti"]).read_text(encoding="utf-8").splitlines()
+        if "--available-kv" in line
+    ]
+    assert len(rows) >= 4
+    for _, _, computed, _, cell in rows:
+        words = shlex.split(cell.split("`")[1])[1:]
+        main([models.get(word, word) for word in words] + ["--json"])
+        kv = json.loads(capsys.readouterr().out)["fit"]["kv"]
+        length = int(words[words.index("--max-model-len") + 1])
+        logged = f"{kv['blocks_per_request'] * kv['bytes_per_block'] / length / 1024:.2f} KiB"
+        figures = (f"{kv['capacity_tokens']:,}", f"{kv['blocks_per_request']} blocks", logged)
+        assert any(figure in computed for figure in figures), (words, figures)
