@@ -192,7 +192,7 @@ def test_command_says_in_one_line_what_is_wrong(tmp_path: Path) -> None:
     assert (answer.returncode, answer.stderr) == (3, "sbom: cannot read absent: No such file or directory\n")
     answer = _run(tmp_path, "--out", "no/such/folder.json")
     assert (answer.returncode, answer.stderr) == (
-        1,
+        3,
         "sbom: cannot write no/such/folder.json: No such file or directory\n",
     )
     answer = _run(tmp_path, SOURCE_DATE_EPOCH="today")
