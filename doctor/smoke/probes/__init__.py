@@ -9,12 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from doctor.facts import ServingFacts
 from doctor.finding import Finding
 from doctor.serve.client import Answer, Client, ServerError
 from doctor.serve.metrics import Metrics
+
+if TYPE_CHECKING:
+    from doctor.host import Host
+    from doctor.serve.command import Settings
+    from doctor.smoke.usage import Usage
 
 PASS = "pass"  # noqa: S105
 ADVISE = "advise"
@@ -44,7 +49,10 @@ class Result:
 
 @dataclass
 class Session:
-    """A running server and what is known of it. ``cpu`` servers are never judged by speed."""
+    """A running server and what is known of it. ``cpu`` servers are never judged by speed.
+
+    The last six are known of a server of our own only: None or "" mean that what needs them abstains.
+    """
 
     client: Client
     server: ServingFacts
@@ -56,6 +64,12 @@ class Session:
     log: Path | None = None  # the server's log, where it can be read
     shared: bool = False  # others may ask it at the same time, so counters may count more
     unknown: frozenset[str] = frozenset()  # fields above that the server does not tell
+    full: bool = False  # also what takes many requests
+    settings: Settings | None = None  # what it was started with
+    model_folder: str = ""  # with config.json and the weights
+    host: Host | None = None  # the machine it runs on
+    pid: int | None = None  # its main process
+    warm: Usage | None = None  # memory after the warm-up, taken by the probe of first requests
 
     def metrics(self) -> Metrics | None:
         """The counters, or None when they cannot be read."""
