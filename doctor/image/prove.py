@@ -73,7 +73,7 @@ def prove(folder: Path) -> Proof:
         ("packages", lambda: _packages(proof, lock)),
         ("dependencies", lambda: _dependencies(proof)),
         ("compilers", lambda: _compilers(proof)),
-        ("check", lambda: _check(proof)),
+        ("check", lambda: _check(proof, lock)),
     ]
     if "torch" in lock:
         steps.insert(2, ("imports", lambda: _imports(proof, image)))
@@ -161,9 +161,12 @@ def _compilers(proof: Proof) -> None:
             proof.facts["nvcc"] = f"{nvcc}: {_last(_run([nvcc, '--version']).stdout)}"
 
 
-def _check(proof: Proof) -> None:
-    doctor = str(Path(sys.executable).with_name("vllm-doctor"))
-    done = _run([doctor, "check", "--inside-image", "--json", "--python", sys.prefix])
+def _check(proof: Proof, lock: dict[str, str]) -> None:
+    argv = [str(Path(sys.executable).with_name("vllm-doctor")), "check", "--inside-image", "--json"]
+    argv += ["--python", sys.prefix]
+    if "vllm" not in lock:  # an image of the doctor alone
+        argv += ["--skip", "vllm-not-installed"]
+    done = _run(argv)
     answer = json.loads(done.stdout)
     proof.facts["check"] = {
         "verdict": answer["verdict"],
