@@ -16,7 +16,10 @@ from doctor.cli import _parser, main
 from tests.memory.recipes import Recipe, recipes
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = {"make_reference_2080ti": "docs/measurements/reference-2080ti.md"}
+PAGES = {
+    "make_reference_2080ti": "docs/measurements/reference-2080ti.md",
+    "make_single_card": "docs/single-card.md",
+}
 CARD = '--gpu "RTX 2080 Ti" --vram 22 --free 20.81 --vllm 0.21.0'
 
 
@@ -87,3 +90,30 @@ def test_the_commands_of_the_reference_give_its_figures(
         logged = f"{kv['blocks_per_request'] * kv['bytes_per_block'] / length / 1024:.2f} KiB"
         figures = (f"{kv['capacity_tokens']:,}", f"{kv['blocks_per_request']} blocks", logged)
         assert any(figure in computed for figure in figures), (words, figures)
+
+
+def test_the_overview_agrees_with_fit_where_a_real_card_was_reported() -> None:
+    """The 9B fits on 22 GB and not on 11; the 27B starts there in 4 bit, but not with its MLPs alone in 4 bit."""
+    page = page_module("make_single_card")
+    assert page.longest(page.judged("9b-awq", "RTX 2080 Ti", 22, 0)) == "256K"
+    assert page.longest(page.judged("9b-awq", "RTX 2080 Ti", 11, 0)) == "weights"
+    assert page.judged("27b-int4", "RTX 2080 Ti", 22, 0).later.likely.fits
+    assert page.longest(page.judged("27b-awq-mlp", "RTX 2080 Ti", 22, 0)) == "weights"
+
+
+def test_every_lever_of_the_guide_gives_memory_or_says_what_it_is_for() -> None:
+    page = page_module("make_single_card")
+    for edge in page.EDGES:
+        cells = page.ladder(*edge)
+        assert len(cells) == len(page.LEVERS) + 1
+        assert not cells[0].endswith("starts")
+        assert cells[-1].endswith("starts")
+    assert "not on this card" in page.ladder(*page.EDGES[0])  # no fp8 on a 2080 Ti
+    assert "not on this card" not in page.ladder(*page.EDGES[1])
+
+
+def test_links_to_causes_lead_somewhere() -> None:
+    anchors = set(re.findall(r'<a id="([^"]+)">', (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")))
+    for name in PAGES.values():
+        text = (ROOT / name).read_text(encoding="utf-8")
+        assert set(re.findall(r"troubleshooting\.md#([\w-]+)", text)) <= anchors
