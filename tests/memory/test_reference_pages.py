@@ -6,6 +6,7 @@ import importlib
 import json
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = {
     "make_reference_2080ti": "docs/measurements/reference-2080ti.md",
     "make_single_card": "docs/single-card.md",
+    "make_fork_report": "docs/fork-report.md",
 }
 CARD = '--gpu "RTX 2080 Ti" --vram 22 --free 20.81 --vllm 0.21.0'
 
@@ -117,3 +119,26 @@ def test_links_to_causes_lead_somewhere() -> None:
     for name in PAGES.values():
         text = (ROOT / name).read_text(encoding="utf-8")
         assert set(re.findall(r"troubleshooting\.md#([\w-]+)", text)) <= anchors
+
+
+#: Keys that the fork's launcher takes from outside only.
+GLOBAL_KEYS = {"MODEL_DIR", "MODE", "PORT", "SERVICE_SCOPE", "GPU_DEVICES", "TP_SIZE"}
+
+
+def test_the_report_has_the_headings_of_the_fork_and_a_profile_that_it_takes(tmp_path: Path) -> None:
+    text = (ROOT / PAGES["make_fork_report"]).read_text(encoding="utf-8")
+    issue = text.split("````markdown\n")[1].split("````")[0]
+    assert re.findall(r"^### (.+)$", issue, re.MULTILINE) == [
+        "Issue Type", "Summary", "Reproduction Steps", "Expected", "Actual", "Exact Command / Profile / Model",
+    ]  # fmt: skip
+    summary = issue.split("### Summary\n\n")[1].split("\n\n")[0]
+    assert 2 <= len(re.findall(r"\.(?:\s|$)", summary)) <= 5
+    profile = issue.rsplit("```sh\n", 1)[1].split("```")[0]
+    keys = [line.split("=")[0] for line in profile.splitlines() if not line.startswith("#")]
+    assert "COMPATIBLE_MODES" in keys
+    assert not GLOBAL_KEYS & set(keys)
+    assert "GPU_DEVICES=0 TP_SIZE=1" in profile  # in the comment: from outside
+    written = tmp_path / "profile.env"
+    written.write_text(profile, encoding="utf-8")
+    assert subprocess.run(["bash", "-n", str(written)], timeout=10).returncode == 0
+    assert "measured on the card" in issue.split("### Actual")[1]
