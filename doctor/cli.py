@@ -19,9 +19,11 @@ COMMANDS: dict[str, str] = {
     "undo": "take a repair back",
     "history": "what was repaired, and what was taken back",
     "smoke": "prove it with a real vLLM server",
+    "sweep": "a whole measurement plan of real starts, one row each, resumable",
     "report": "one HTML page and a Markdown text to paste, redacted",
     "warmup": "ask a running server every shape of request once, so that users do not wait",
     "fit": "will a model fit on a card, and with which settings",
+    "build": "one pinned image in which compiler, CUDA, torch and vLLM fit together",
 }
 
 #: Standard output leads to a full disk, a broken one, or a file that may not grow.

@@ -9,6 +9,7 @@ from html import escape
 
 from doctor.memory.fit import Fit
 from doctor.memory.kv import size_pool
+from doctor.report.plot import polyline, scale, ticks
 
 #: Shortest context drawn, tokens.
 SHORTEST = 1024
@@ -105,12 +106,12 @@ _COLOURS = ("#1f6feb", "#d1730f")
 def svg(curves: Sequence[Line], title: str, subtitle: str) -> str:
     """Two panels over one logarithmic context axis: KV tokens above, full requests below."""
     longest = max(p.length for line in curves for p in line.points)
-    x = _scale(math.log2(SHORTEST), math.log2(longest), _LEFT, _LEFT + _PLOT_W)
+    x = scale(math.log2(SHORTEST), math.log2(longest), _LEFT, _LEFT + _PLOT_W)
     most = max((p.tokens for line in curves for p in line.points if p.fits), default=1)
     busiest = max((p.concurrency for line in curves for p in line.points if p.fits), default=1.0)
     first, second = _TOP, _TOP + _PLOT_H + _GAP
-    tokens_y = _scale(0, most * 1.08, first + _PLOT_H, first)
-    requests_y = _scale(0, math.log2(max(2.0, busiest) * 1.2), second + _PLOT_H, second)
+    tokens_y = scale(0, most * 1.08, first + _PLOT_H, first)
+    requests_y = scale(0, math.log2(max(2.0, busiest) * 1.2), second + _PLOT_H, second)
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" '
         f'height="{_HEIGHT}" font-family="system-ui,sans-serif" font-size="12" role="img">',
@@ -119,7 +120,7 @@ def svg(curves: Sequence[Line], title: str, subtitle: str) -> str:
         f'<text x="{_LEFT}" y="24" font-size="16" font-weight="600" fill="#1f2328">{escape(title)}</text>',
         f'<text x="{_LEFT}" y="44" fill="#57606a">{escape(subtitle)}</text>',
     ]
-    out += _frame(first, "KV cache, tokens", _ticks(most), tokens_y, lambda v: f"{v / 1000:,.0f}K")
+    out += _frame(first, "KV cache, tokens", ticks(most), tokens_y, lambda v: f"{v / 1000:,.0f}K")
     powers = [float(2**i) for i in range(int(math.log2(max(2.0, busiest))) + 1)]
     out += _frame(
         second, "requests of full length", powers, lambda v: requests_y(math.log2(v)), lambda v: f"{v:g}x"
@@ -141,18 +142,6 @@ def svg(curves: Sequence[Line], title: str, subtitle: str) -> str:
     out.append(f'<text x="{_LEFT + _PLOT_W / 2}" y="{second + _PLOT_H + 38}" text-anchor="middle" '
                'fill="#57606a">context length (max-model-len), tokens</text>')  # fmt: skip
     return "\n".join([*out, "</svg>", ""])
-
-
-def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
-    span = (high - low) or 1.0
-    return lambda value: round(start + (value - low) / span * (end - start), 1)
-
-
-def _ticks(most: int) -> list[float]:
-    raw = most / 5 or 1
-    magnitude = 10 ** math.floor(math.log10(raw))
-    step = next(m * magnitude for m in (1, 2, 2.5, 5, 10) if m * magnitude >= raw)
-    return [step * i for i in range(int(most / step) + 1)]
 
 
 def _frame(top: int, label: str, values: Sequence[float], y: Callable[[float], float],
@@ -178,7 +167,7 @@ def _context_axis(top: int, longest: int, x: Callable[[float], float]) -> list[s
 
 
 def _path(points: Sequence[tuple[float, float]], colour: str) -> str:
-    drawn = " ".join(f"{px},{py}" for px, py in points)
+    drawn = polyline(points)
     return f'<polyline points="{drawn}" fill="none" stroke="{colour}" stroke-width="2.5" stroke-linejoin="round"/>'
 
 

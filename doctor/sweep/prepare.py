@@ -1,0 +1,209 @@
+"""Everything a sweep knows before its first start: environment, card, models, points, predictions."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from doctor.errors import DoctorError
+from doctor.finding import Finding
+from doctor.host import Host
+from doctor.memory.fields import ConfigError
+from doctor.memory.model import Model, open_model
+from doctor.memory.predict import Card
+from doctor.memory.settings import recommended
+from doctor.memory.versions import switches
+from doctor.serve.command import check_extra, option
+from doctor.serve.environment import VllmEnvironment, locate
+from doctor.smoke import preflight
+from doctor.smoke.model import ModelInfo, inspect
+from doctor.smoke.options import DEFAULT_UTILIZATION
+from doctor.sweep.forecast import Forecast, Judge
+from doctor.sweep.options import SweepOptions
+from doctor.sweep.plan import BASE_BATCHED, Point, Setup, Subject, key, points
+
+#: What every point sets itself; anything else may follow ``--``.
+SWEPT = {
+    "--max-model-len": "--context",
+    "--max-num-seqs": "--sequences",
+    "--max-num-batched-tokens": "--batched",
+    "--speculative-config": "--mtp",
+    "--gpu-memory-utilization": "--util",
+    "--language-model-only": "--images to leave it out",
+}
+
+
+@dataclass(frozen=True)
+class Item:
+    """One point, its key in the file of rows, and what is predicted of it."""
+
+    point: Point
+    key: str
+    forecast: Forecast
+
+
+@dataclass
+class Prepared:
+    """``findings`` stop the sweep before its first start; ``notes`` are for the user."""
+
+    environment: VllmEnvironment
+    card: Card | None
+    setup: Setup
+    items: tuple[Item, ...]
+    findings: list[Finding]
+    notes: list[str]
+
+
+def prepare(options: SweepOptions, host: Host, card: Card | None, say: Callable[[str], None]) -> Prepared:
+    """Reads models and predicts every point. ``card`` replaces this machine's; nothing is started.
+
+    Raises DoctorError for misuse and for a machine without a card whose vLLM needs one.
+    """
+    check_extra(options.serve_args)
+    for name, instead in SWEPT.items():
+        if any(a.partition("=")[0].replace("_", "-") == name for a in options.serve_args):
+            raise DoctorError(f"{name} cannot be given after --: the sweep sets it; use {instead}")
+    findings: list[Finding] = []
+    notes: list[str] = []
+    environment = _elsewhere(host, options) if card else locate(host, options.python)
+    say("reading the models")
+    found = [_look(host, given, say) for given in options.models]
+    for info, model in found:
+        if model is None and (info.problem is None or card):
+            notes.append(f"{info.given}: its layout is not known, so nothing is predicted")
+    if card is None:
+        # what is needed to start; a plan for another card needs none of it
+        causes = [preflight.vllm_missing(environment)]
+        causes += [preflight.model_invalid(info) for info, _ in found]
+        causes += [preflight.weights_damaged(host, info) for info, _ in found if info.problem is None]
+        findings += [c for c in causes if c]
+        if environment.vllm and not environment.cpu:
+            card = _own_card()
+    utilization = _utilization(options, environment, card, notes)
+    setup = _setup(host, environment, card, utilization, options)
+    judge = Judge(
+        card=card,
+        version=switches(environment.vllm.partition("+")[0] or None),
+        utilization=utilization,
+        vision=options.images,
+        eager="--enforce-eager" in options.serve_args or environment.cpu,
+        prefix_caching="--no-enable-prefix-caching" not in options.serve_args,
+        kv_cache_dtype=option(options.serve_args, "--kv-cache-dtype"),
+        env=host.env,
+    )
+    models = {info.path or info.given: model for info, model in found}
+    subjects = [_subject(info, model, judge, options) for info, model in found]
+    items = tuple(
+        Item(point, key(point, setup), judge.forecast(models[point.model], point))
+        for point in points(subjects, options.values)
+    )
+    return Prepared(environment, card, setup, items, findings, notes)
+
+
+def serve_args(item: Item, prepared: Prepared, options: SweepOptions, *, has_vision: bool) -> tuple[str, ...]:
+    """What follows the doctor's own arguments for this point; the user's come last."""
+    point = item.point
+    out = [
+        "--max-num-seqs",
+        str(point.max_num_seqs),
+        "--max-num-batched-tokens",
+        str(point.max_num_batched_tokens),
+    ]
+    if has_vision and not options.images and not prepared.environment.cpu:
+        out.append("--language-model-only")  # frees the image encoder and its profiling, as `fit` assumes
+    return (*out, *options.serve_args)
+
+
+def has_vision(host: Host, model: str) -> bool:
+    """Whether the checkpoint has an image encoder, by its configuration."""
+    return "vision_config" in inspect(host, model).config
+
+
+def _elsewhere(host: Host, options: SweepOptions) -> VllmEnvironment:
+    """For a plan of another card: the version of --python where given, else the image's; never a CPU build."""
+    given = locate(host, options.python).vllm if options.python else ""
+    return VllmEnvironment("", "", "--gpu", given.partition("+")[0] or switches(None).version)
+
+
+def _own_card() -> Card:
+    from doctor.memory.cards import local_cards
+
+    cards = local_cards()
+    if not cards:
+        raise DoctorError(
+            "no NVIDIA card answers here, and this vLLM needs one; `vllm-doctor check` says why", exit_code=2
+        )
+    return cards[0]
+
+
+def _look(host: Host, given: str, say: Callable[[str], None]) -> tuple[ModelInfo, Model | None]:
+    info = inspect(host, given)
+    try:
+        model = open_model(info.path if info.problem is None else given, host.env, say)
+    except ConfigError:
+        model = None
+    return info, model
+
+
+def _utilization(
+    options: SweepOptions, environment: VllmEnvironment, card: Card | None, notes: list[str]
+) -> float | None:
+    if environment.cpu:
+        if options.utilization is not None:
+            notes.append("--util means nothing on a CPU and was left out")
+        return None
+    if options.utilization is not None:
+        return options.utilization
+    return recommended(card) if card else DEFAULT_UTILIZATION
+
+
+def _setup(
+    host: Host, environment: VllmEnvironment, card: Card | None, utilization: float | None, options: SweepOptions
+) -> Setup:
+    from doctor.host import system
+    from doctor.host.examine import Options
+
+    facts = system.probe(host, Options()).get("system")
+    return Setup(
+        vllm=environment.vllm,
+        card=card.name if card else "",
+        card_bytes=card.total_bytes if card else None,
+        cpu=(facts.cpu_model if facts else "") or "",
+        cpus=facts.cpu_count if facts else None,
+        utilization=utilization,
+        serve_args=(*options.serve_args, *(["images"] if options.images else [])),
+    )
+
+
+def _subject(info: ModelInfo, model: Model | None, judge: Judge, options: SweepOptions) -> Subject:
+    longest = model.shape.max_positions if model else None
+    drafts = options.values.drafts if info.has_mtp is not False else (0,)
+    edges = {k: judge.edge(model, k, BASE_BATCHED, longest) for k in drafts} if longest else {}
+    return Subject(
+        path=info.path or info.given,
+        fingerprint=fingerprint(Path(info.path)) if info.problem is None else info.given,
+        name=Path(info.path or info.given).name,
+        longest=longest,
+        has_mtp=model.shape.has_mtp if model and info.has_mtp is None else info.has_mtp,
+        edges={k: edge for k, edge in edges.items() if edge is not None},
+    )
+
+
+def fingerprint(folder: Path) -> str:
+    """16 hex digits over the configuration and the names and sizes of the weight files: quick, and enough to
+    tell another quantisation or a replaced checkpoint."""
+    digest = hashlib.sha256()
+    try:
+        digest.update((folder / "config.json").read_bytes())
+        for file in sorted(folder.glob("*.safetensors")):
+            digest.update(f"\0{file.name}\0{file.stat().st_size}".encode())
+    except OSError as error:
+        raise DoctorError(f"cannot read {folder}: {error.strerror}") from None
+    return digest.hexdigest()[:16]
+
+
+def left_out(items: Sequence[Item], *, edges: bool) -> tuple[Item, ...]:
+    """Points that are predicted not to fit and therefore not started."""
+    return () if edges else tuple(i for i in items if i.forecast.refused)
