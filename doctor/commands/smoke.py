@@ -11,7 +11,15 @@ from types import FrameType
 
 from doctor.errors import DoctorError
 from doctor.finding import EXIT_CODES
-from doctor.smoke.options import DEFAULT_TIMEOUT_S, DEFAULT_UTILIZATION, REQUEST_S, SmokeOptions
+from doctor.smoke.options import (
+    CPU_MAX_MODEL_LEN,
+    DEFAULT_MAX_MODEL_LEN,
+    DEFAULT_MTP,
+    DEFAULT_TIMEOUT_S,
+    DEFAULT_UTILIZATION,
+    REQUEST_S,
+    SmokeOptions,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,13 +33,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--python", metavar="ENV", help="environment folder or interpreter that has vLLM (default: the active one)"
     )
-    parser.add_argument("--mtp", type=int, default=2, metavar="K", help="draft tokens, 0 for none (default 2)")
     parser.add_argument(
-        "--util", type=float, metavar="U", help=f"share of the card's memory (default {DEFAULT_UTILIZATION:g})"
+        "--mtp",
+        type=int,
+        metavar="K",
+        help=f"draft tokens, 0 for none (default: by `fit`, else {DEFAULT_MTP})",
     )
     parser.add_argument(
-        "--max-model-len", type=int, metavar="N", help="context in tokens (default 8192; CPU 4096)"
-    )
+        "--util", type=float, metavar="U",
+        help=f"share of the card's memory (default: by `fit`, else {DEFAULT_UTILIZATION:g})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-model-len", type=int, metavar="N",
+        help=f"context in tokens (default: by `fit`, else {DEFAULT_MAX_MODEL_LEN}; CPU {CPU_MAX_MODEL_LEN})",
+    )  # fmt: skip
     parser.add_argument("--port", type=int, metavar="P", help="port on 127.0.0.1 (default: a free one)")
     parser.add_argument(
         "--timeout", type=float, default=DEFAULT_TIMEOUT_S, metavar="S",
@@ -46,6 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     depth.add_argument(
         "--full", action="store_true",
         help="also without MTP, without prefix caching and without both: the same greedy prompts must agree",
+    )  # fmt: skip
+    parser.add_argument(
+        "--ladder", action=argparse.BooleanOptionalAction, default=None,
+        help="after a failure try other settings until all probes pass (default: with --full)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else")
     parser.add_argument("--out", type=Path, metavar="DIR", help="keep the server's log and the answer here")
@@ -101,6 +120,7 @@ def _options(args: argparse.Namespace) -> SmokeOptions:
             "--python": args.python,
             "--port": args.port,
             "--util": args.util,
+            "--ladder": args.ladder,
             "arguments after --": args.serve_args,
         }
         wrong = [name for name, value in given.items() if value]
@@ -116,6 +136,7 @@ def _options(args: argparse.Namespace) -> SmokeOptions:
         model=args.model or "",
         url=args.url,
         full=args.full,
+        ladder=args.ladder,
         python=args.python,
         mtp=args.mtp,
         utilization=args.util,

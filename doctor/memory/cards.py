@@ -5,6 +5,7 @@ from __future__ import annotations
 from doctor.catalogue.gpus import GpuModel, capability_tuple, lookup, models
 from doctor.catalogue.loader import table
 from doctor.errors import DoctorError
+from doctor.facts import GpuFacts
 from doctor.memory.predict import Card
 from doctor.memory.start_check import GIB
 
@@ -54,18 +55,20 @@ def local_cards() -> list[Card]:
         gpus = probe(LocalHost(), Options()).get("gpus", ())
     except (OSError, RuntimeError, TimeoutError):
         return []
-    context: int = table("decoding")["context_bytes"]
-    cards = []
-    for gpu in gpus:
-        total = gpu.cuda_total_bytes or gpu.total_bytes
-        if not total:
-            continue
-        # NVML's free memory does not yet hold vLLM's own context, CUDA's does
-        free = gpu.cuda_free_bytes
-        if free is None and gpu.free_bytes is not None:
-            free = max(0, gpu.free_bytes - context)
-        known = lookup(gpu.name)
-        bandwidth = known.bandwidth_gbs * 1e9 if known and known.bandwidth_gbs else None
-        capability = capability_tuple(gpu.compute_capability or (known.capability if known else None))
-        cards.append(Card(gpu.name or f"GPU {gpu.index}", total, free, capability, bandwidth))
-    return cards
+    return [card for card in map(card_of, gpus) if card is not None]
+
+
+def card_of(gpu: GpuFacts) -> Card | None:
+    """A card as the driver describes it; None when it does not tell its memory."""
+    total = gpu.cuda_total_bytes or gpu.total_bytes
+    if not total:
+        return None
+    # NVML's free memory does not yet hold vLLM's own context, CUDA's does
+    free = gpu.cuda_free_bytes
+    if free is None and gpu.free_bytes is not None:
+        context: int = table("decoding")["context_bytes"]
+        free = max(0, gpu.free_bytes - context)
+    known = lookup(gpu.name)
+    bandwidth = known.bandwidth_gbs * 1e9 if known and known.bandwidth_gbs else None
+    capability = capability_tuple(gpu.compute_capability or (known.capability if known else None))
+    return Card(gpu.name or f"GPU {gpu.index}", total, free, capability, bandwidth)

@@ -30,7 +30,11 @@ CPU_KV_GIB = 1
 
 @dataclass(frozen=True)
 class Settings:
-    """What is tried. ``utilization`` is the share of the card's memory and means nothing on a CPU."""
+    """What is tried. ``utilization`` is the share of the card's memory and means nothing on a CPU.
+
+    ``max_num_seqs`` and ``max_num_batched_tokens`` None leave it to vLLM, as does ``dtype`` "". ``text_only``:
+    the image encoder is not loaded. ``extra`` are the user's own arguments, which win.
+    """
 
     model: str
     model_is_local: bool
@@ -38,6 +42,12 @@ class Settings:
     max_model_len: int
     utilization: float
     extra: tuple[str, ...] = ()
+    caching: bool = True
+    eager: bool = False
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    text_only: bool = False
+    dtype: str = ""
 
     @property
     def draft_tokens(self) -> int:
@@ -58,7 +68,12 @@ class Settings:
     @property
     def prefix_caching(self) -> bool:
         """Whether prefix caching is on after the user's own arguments."""
-        return "--no-enable-prefix-caching" not in self.extra
+        return self.caching and "--no-enable-prefix-caching" not in self.extra
+
+    @property
+    def enforce_eager(self) -> bool:
+        """Whether CUDA graphs and torch.compile are off."""
+        return self.eager or "--enforce-eager" in self.extra
 
 
 @dataclass(frozen=True)
@@ -120,7 +135,8 @@ def build(environment: VllmEnvironment, settings: Settings, port: int) -> ServeC
         *environment.command, "serve", settings.model,
         "--host", "127.0.0.1", "--port", str(port), "--served-model-name", SERVED_NAME,
         "--max-model-len", str(settings.max_model_len),
-        "--enable-prefix-caching", "--enable-prompt-tokens-details",
+        "--enable-prefix-caching" if settings.caching else "--no-enable-prefix-caching",
+        "--enable-prompt-tokens-details",
     ]  # fmt: skip
     # PYTHONDONTWRITEBYTECODE makes each of vLLM's processes compile its sources anew: 153 s instead of 48 s
     # to /health, measured. VLLM_API_KEY would lock the doctor out.
@@ -132,6 +148,18 @@ def build(environment: VllmEnvironment, settings: Settings, port: int) -> ServeC
     else:
         # always explicit: defaults differ between versions (0.9, 0.92)
         argv += ["--gpu-memory-utilization", f"{settings.utilization:g}"]
+        if settings.eager:
+            argv.append("--enforce-eager")
+    for flag, value in (
+        ("--max-num-seqs", settings.max_num_seqs),
+        ("--max-num-batched-tokens", settings.max_num_batched_tokens),
+    ):
+        if value is not None:
+            argv += [flag, str(value)]
+    if settings.text_only:
+        argv.append("--language-model-only")
+    if settings.dtype:
+        argv += ["--dtype", settings.dtype]
     if settings.mtp:
         config = {"method": "mtp", "num_speculative_tokens": settings.mtp}
         argv += ["--speculative-config", json.dumps(config, separators=(",", ":"))]

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from doctor.finding import Verdict
-from doctor.smoke.probes import ABSTAIN, FAIL
-from doctor.smoke.run import SmokeResult
+from doctor.serve.command import Settings
+from doctor.smoke.ladder import Ladder
+from doctor.smoke.result import SmokeResult
 
 _FIGURES = ("block_size", "kv_tokens", "concurrency", "weights_gib", "available_kv_gib", "mamba_cache_mode")
+_GIB = 1 << 30
 
 
 def as_json(result: SmokeResult) -> dict[str, Any]:
     """The ``smoke`` part of the answer."""
     return {
         "server": _server_json(result),
+        "settings": _settings_json(result),
+        "prediction": _prediction_json(result),
         "probes": [
             {"name": r.name, "status": r.status, "measured": r.measured, "expected": r.expected, "why": r.why}
             for r in result.results
         ],
+        "ladder": None if result.ladder is None else _ladder_json(result.ladder),
         "settings_that_passed": _passed_json(result),
         "notes": result.notes,
+        "seconds": result.seconds,
     }
 
 
@@ -57,22 +62,78 @@ def _server_json(result: SmokeResult) -> dict[str, Any]:
     return out
 
 
-def _passed_json(result: SmokeResult) -> dict[str, Any]:
-    judged = result.judgement
-    open_ = any(r.status == FAIL or (r.status == ABSTAIN and r.asked) for r in result.results)
-    # slow first requests and the like cost something and leave the settings as they are
-    passed = judged.verdict is Verdict.READY or (judged.verdict is Verdict.DEGRADED and not open_)
-    if not passed or result.settings is None or result.command is None:
-        return {}
-    settings = result.settings
+def _values(settings: Settings, cpu: bool) -> dict[str, Any]:
     return {
         "model": settings.model,
         "max_model_len": settings.max_model_len,
-        "gpu_memory_utilization": None if result.environment.cpu else settings.utilization,
+        "gpu_memory_utilization": None if cpu else settings.utilization,
         "num_speculative_tokens": settings.draft_tokens,
         "prefix_caching": settings.prefix_caching,
-        "block_size": result.follower.facts.block_size if result.follower else None,
+        "max_num_seqs": settings.max_num_seqs,
+        "max_num_batched_tokens": settings.max_num_batched_tokens,
+        "text_only": settings.text_only,
+        "dtype": settings.dtype or None,
+        "eager": cpu or settings.enforce_eager,
         "serve_args": list(settings.extra),
-        "env": dict(result.command.env),
-        "vllm": result.environment.vllm,
+    }
+
+
+def _settings_json(result: SmokeResult) -> dict[str, Any] | None:
+    """What was tried, and where each value comes from."""
+    if result.settings is None:
+        return None
+    return {"values": _values(result.settings, result.environment.cpu), "sources": dict(result.reasons)}
+
+
+def _prediction_json(result: SmokeResult) -> dict[str, Any] | None:
+    """What ``fit`` said before the start; ``first_start`` is one with an empty compile cache. Bytes."""
+    fit = result.fit
+    if fit is None or fit.first is None or fit.later is None:
+        return None
+    return {
+        "fits": fit.fits,
+        "why": fit.why or None,
+        "weights_bytes": fit.later.weights_bytes,
+        **{
+            name: {
+                "kv_bytes": [start.available.low, start.available.likely, start.available.high],
+                "kv_tokens": [start.low.capacity_tokens, start.likely.capacity_tokens, start.high.capacity_tokens],
+                "concurrency": round(start.likely.max_concurrency, 3),
+            }
+            for name, start in (("first_start", fit.first), ("later_start", fit.later))
+        },
+    }
+
+
+def _ladder_json(ladder: Ladder) -> dict[str, Any]:
+    return {
+        "passed": ladder.best is not None,
+        "why": ladder.why,
+        "gave_up": list(ladder.gave_up),
+        "steps": [
+            {
+                "changes": list(s.changes),
+                "again": s.again,
+                "passed": s.passed,
+                "why": s.why or None,
+                "seconds": s.seconds,
+                "settings": _values(r.settings, r.environment.cpu) if r.settings else None,
+            }
+            for s, r in zip(ladder.steps, ladder.runs, strict=True)
+        ],
+    }
+
+
+def _passed_json(result: SmokeResult) -> dict[str, Any]:
+    best = result.best
+    if best is None or best.settings is None or best.command is None:
+        return {}
+    facts = best.follower.facts if best.follower else None
+    return {
+        **_values(best.settings, best.environment.cpu),
+        "block_size": facts.block_size if facts else None,
+        "kv_tokens": facts.kv_tokens if facts else None,
+        "env": dict(best.command.env),
+        "vllm": best.environment.vllm,
+        "after_ladder": result.ladder is not None,
     }

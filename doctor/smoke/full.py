@@ -60,19 +60,23 @@ def ask_others(
     comparison: Comparison,
     environment: VllmEnvironment,
     chosen: Settings,
-    folder: Path,
+    first_log: Path,
     env: Mapping[str, str],
     timeouts_s: tuple[float, float],
     say: Say,
 ) -> None:
-    """Starts the other servers one after the other. ``timeouts_s``: until ready, for one request."""
+    """Starts the other servers one after the other. ``timeouts_s``: until ready, for one request.
+
+    Their logs lie beside ``first_log``, that of the chosen settings, and have its name in front.
+    """
     if comparison.problem or comparison.prompts is None:
         return
     for config in configs(chosen)[:-1]:
         if not environment.cpu:
             time.sleep(_PAUSE_S)
         run = comparison.runs[config] = Run(config)
-        log = folder / f"server-{config.name.replace(' ', '-')}.log"
+        log = first_log.with_name(f"{first_log.stem}-{config.name.replace(' ', '-')}.log")
+        log.write_bytes(b"")  # a server appends
         comparison.logs.append(log)
         command = build(environment, config.settings(chosen), free_port())
 

@@ -12,7 +12,11 @@ from typing import Any
 
 from doctor.host import Host
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+\Z")
+#: A name on the hub, with a branch, tag or commit behind an @.
+HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+?)(?:@([\w./-]+))?\Z")
+#: Keys of a configuration that count layers of an MTP head, and families that always have one.
+_MTP_KEYS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
+_MTP_FAMILIES = ("qwen3_5", "qwen3_next")
 #: Bytes of a safetensors header that are read at most; the 9B's index has 1,500 names.
 _HEADER_LIMIT = 64 << 20
 
@@ -29,20 +33,32 @@ class ModelInfo:
     mtp_source: str = ""
 
     @property
+    def declares_mtp(self) -> bool:
+        """Whether the configuration, or its architecture, has a head for drafts."""
+        text = self.config.get("text_config")
+        parts = [self.config, *([text] if isinstance(text, dict) else [])]
+        if any(p.get(name) for p in parts for name in _MTP_KEYS):
+            return True
+        return any(str(p.get("model_type", "")).startswith(_MTP_FAMILIES) for p in parts)
+
+    @property
     def architecture(self) -> str:
         """First architecture of the configuration, or ""."""
         names = self.config.get("architectures")
         return str(names[0]) if isinstance(names, list) and names else ""
 
 
-def inspect(host: Host, given: str) -> ModelInfo:
-    """Looks at a folder, or at a hub name that is already in the local cache. Nothing is downloaded."""
+def inspect(host: Host, given: str, missing: str = "") -> ModelInfo:
+    """Looks at a folder, or at a hub name that is already in the local cache. Nothing is downloaded.
+
+    ``missing`` is why a hub name is not there, when the caller knows.
+    """
     expanded = os.path.expanduser(given)
     path = os.path.abspath(expanded)
     if not host.exists(path):
-        cached = _cached(host, given) if _HUB_ID.match(given) else None
+        cached = cached_folder(host, given)
         if cached is None:
-            return ModelInfo(given, path, problem=_missing(host, given, path))
+            return ModelInfo(given, path, problem=missing or _missing(host, given, path))
         path = cached
     if not host.is_dir(path):
         return ModelInfo(
@@ -62,11 +78,8 @@ def inspect(host: Host, given: str) -> ModelInfo:
 
 
 def _missing(host: Host, given: str, path: str) -> str:
-    if _HUB_ID.match(given):
-        return (
-            f"{given} is neither a folder here nor a model in the local hub cache; "
-            f"the smoke test downloads nothing, `hf download {given}` does"
-        )
+    if HUB_ID.match(given):
+        return f"{given} is neither a folder here nor a whole model in the local hub cache; --download fetches it"
     parent = os.path.dirname(path)
     while not host.exists(parent) and parent != "/":
         parent = os.path.dirname(parent)
@@ -74,13 +87,36 @@ def _missing(host: Host, given: str, path: str) -> str:
     return f"{path} does not exist" + (f"; {parent} has {', '.join(near)}" if near else f" ({parent} does)")
 
 
-def _cached(host: Host, name: str) -> str | None:
-    home = host.env.get("HF_HOME") or f"{host.env.get('HOME', os.path.expanduser('~'))}/.cache/huggingface"
-    cache = host.env.get("HF_HUB_CACHE") or f"{home}/hub"
-    folder = f"{cache}/models--{name.replace('/', '--')}"
-    revision = (host.read(f"{folder}/refs/main", 200) or "").strip()
-    snapshot = f"{folder}/snapshots/{revision}"
-    return snapshot if revision and host.exists(f"{snapshot}/config.json") else None
+def hub_cache(env: Mapping[str, str]) -> str:
+    """The folder that the hub's own client keeps models in."""
+    home = env.get("HF_HOME") or f"{env.get('HOME') or os.path.expanduser('~')}/.cache/huggingface"
+    return env.get("HF_HUB_CACHE") or f"{home}/hub"
+
+
+def cached_folder(host: Host, given: str) -> str | None:
+    """The snapshot of a hub name in the local cache, when every weight file that it names is there."""
+    match = HUB_ID.match(given)
+    if match is None:
+        return None
+    name, revision = match[1], match[2] or "main"
+    folder = f"{hub_cache(host.env)}/models--{name.replace('/', '--')}"
+    commit = (host.read(f"{folder}/refs/{revision}", 200) or "").strip()
+    if not commit and not host.is_dir(f"{folder}/snapshots/{revision}"):
+        return None
+    snapshot = f"{folder}/snapshots/{commit or revision}"
+    return snapshot if host.exists(f"{snapshot}/config.json") and _whole(host, snapshot) else None
+
+
+def _whole(host: Host, snapshot: str) -> bool:
+    """A client that was interrupted, or only asked for the configuration, leaves a snapshot without weights."""
+    text = host.read(f"{snapshot}/model.safetensors.index.json", 32 << 20)
+    if text is None:
+        return any(n.endswith((".safetensors", ".bin", ".pt", ".gguf")) for n in host.listdir(snapshot))
+    try:
+        names = set(json.loads(text)["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return True  # what is wrong with it is said by others
+    return all(host.exists(f"{snapshot}/{name}") for name in names)
 
 
 def _mtp(host: Host, path: str) -> tuple[bool | None, str]:

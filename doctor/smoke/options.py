@@ -10,6 +10,8 @@ DEFAULT_UTILIZATION = 0.9
 #: Tokens. Enough for prompts of several hybrid blocks, small enough for a card that is nearly full.
 DEFAULT_MAX_MODEL_LEN = 8192
 CPU_MAX_MODEL_LEN = 4096
+#: Draft tokens when nothing says whether they pay.
+DEFAULT_MTP = 2
 #: Seconds to /health. A first start compiles for minutes.
 DEFAULT_TIMEOUT_S = 900.0
 #: Seconds for one request as a whole; the first one may compile kernels.
@@ -18,11 +20,11 @@ REQUEST_S = 180.0
 
 @dataclass(frozen=True)
 class SmokeOptions:
-    """``port`` None means a free one. ``max_model_len`` None means the default for the device."""
+    """``port`` None means a free one; ``mtp``, ``utilization`` and ``max_model_len`` None: chosen for the card."""
 
     model: str
     python: str | None = None
-    mtp: int = 2
+    mtp: int | None = None
     utilization: float | None = None
     max_model_len: int | None = None
     port: int | None = None
@@ -32,3 +34,6 @@ class SmokeOptions:
     serve_args: tuple[str, ...] = ()
     full: bool = False  # also the servers without MTP, without prefix caching and without both
     url: str | None = None  # a running server instead of one of our own
+    ladder: bool | None = None  # other settings after a failure; None: with ``full``
+    image: str | None = None  # a container of this image instead of ``python``
+    missing: str = ""  # why a hub model is not here, when that is known

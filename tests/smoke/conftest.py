@@ -53,6 +53,12 @@ def environment(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def gpu_environment(tmp_path: Path) -> str:
+    """One whose version is that of a GPU's vLLM."""
+    return str(make_environment(tmp_path / "gpu-venv", "0.26.0"))
+
+
+@pytest.fixture
 def model(tmp_path: Path) -> Path:
     return make_model(tmp_path / "model")
 
@@ -66,7 +72,9 @@ def smoke(
     environment: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., SmokeResult]:
     """Runs a smoke test on the stub: ``smoke("never-cached", mtp=0)``. Nothing may be left of any run."""
-    monkeypatch.setattr("doctor.smoke.run._DEATH_WAIT_S", 0.5)
+    monkeypatch.setattr("doctor.smoke.attempt._DEATH_WAIT_S", 0.5)
+    for module in ("ladder", "full"):  # no driver has to free anything here
+        monkeypatch.setattr(f"doctor.smoke.{module}._PAUSE_S", 0.0)
 
     def run(stub: str = "", **options: object) -> SmokeResult:
         given = {

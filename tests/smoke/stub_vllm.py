@@ -27,6 +27,9 @@ It is started through a fake ``ENV/bin/vllm``. What it does wrong comes in VLLM_
     shifts:NAME     log-probabilities of a cached answer are off, where the server has "mtp", "cache" or "both"
     wobbles         log-probabilities move a little each time, on every server
     slow-mtp        decoding takes longer with MTP
+    needs:FLAG      exits 1 while loading unless it was given FLAG, or FLAG=VALUE; "refuses:FLAG": if it was
+    longest:N       a context of more than N tokens does not fit, as vLLM says it
+    dies-in:NAME    exits 1 while loading when its log is NAME.log
     no-base         without MTP and prefix caching the server does not start
     no-template     chat answers HTTP 400
     children        starts a child with a cleared environment and one in a session of its own
@@ -277,8 +280,35 @@ def note(pid):
             file.write(f"{pid}\n")
 
 
+def given(wanted):
+    flag, _, value = wanted.partition("=")
+    return flag in sys.argv and (not value or argument(flag) == value)
+
+
+def refused():
+    """Whether the arguments, or the log that it writes to, make it end while loading."""
+    if any(
+        (w.startswith("needs:") and not given(w[6:])) or (w.startswith("refuses:") and given(w[8:])) for w in WORDS
+    ):
+        return True
+    return word("dies-in") == os.path.basename(os.path.realpath("/proc/self/fd/1")).removesuffix(".log")
+
+
 def main():
     note(os.getpid())
+    if refused():
+        say_death("nothing")
+        sys.exit(1)
+    length, longest = int(argument("--max-model-len", "0")), int(word("longest") or 0)
+    if longest and length > longest:
+        say(
+            "(EngineCore pid=2) ERROR 11-30 10:00:00 [core.py:1401] ValueError: To serve at least one request "
+            f"with the model's max seq len ({length}), (9.23 GiB KV cache is needed, which is larger than the "
+            "available KV cache memory (6.89 GiB). Based on the available memory, the estimated maximum model "
+            f"length is {longest}. Try increasing `gpu_memory_utilization` (which also controls CPU memory on the "
+            "CPU backend) or decreasing `max_model_len` when initializing the engine."
+        )
+        sys.exit(1)
     if os.environ.get("VLLM_STUB_SAYS"):
         say(os.environ["VLLM_STUB_SAYS"])
     if "no-base" in WORDS and not MTP and not CACHE:

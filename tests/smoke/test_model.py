@@ -54,9 +54,35 @@ def test_problems(tmp_path: Path) -> None:
 
 def test_hub_names_come_from_the_cache_only(tmp_path: Path) -> None:
     host = FakeHost(tmp_path, env={"HF_HOME": "/hf"})
-    assert "hf download a/b" in str(inspect(host, "a/b").problem)
-    host.write("/hf/hub/models--a--b/refs/main", "c0ffee\n")
-    host.write("/hf/hub/models--a--b/snapshots/c0ffee/config.json", CONFIG)
+    assert "--download fetches it" in str(inspect(host, "a/b").problem)
+    assert inspect(host, "a/b", "the hub does not answer").problem == "the hub does not answer"
+    folder = "/hf/hub/models--a--b"
+    host.write(f"{folder}/refs/main", "c0ffee\n")
+    host.write(f"{folder}/snapshots/c0ffee/config.json", CONFIG)
+    assert "not a folder" not in str(inspect(host, "a/b").problem)  # a configuration alone is no model
+    assert inspect(host, "a/b").problem is not None
+    host.write(f"{folder}/snapshots/c0ffee/model.safetensors", header("lm_head.weight"))
     found = inspect(host, "a/b")
-    assert found.problem is None
-    assert found.path == "/hf/hub/models--a--b/snapshots/c0ffee"
+    assert (found.problem, found.path) == (None, f"{folder}/snapshots/c0ffee")
+    assert inspect(host, "a/b@c0ffee").path == found.path
+    assert inspect(host, "a/b@0ther").problem is not None
+    index = json.dumps({"weight_map": {"x": "model.safetensors", "y": "model-2.safetensors"}})
+    host.write(f"{folder}/snapshots/c0ffee/model.safetensors.index.json", index)
+    assert inspect(host, "a/b").problem is not None  # a shard is missing
+
+
+@pytest.mark.parametrize(
+    ("config", "declares"),
+    [
+        ({"model_type": "qwen3_5"}, True),
+        ({"model_type": "x", "text_config": {"model_type": "qwen3_5_text"}}, True),
+        ({"model_type": "deepseek_v3", "num_nextn_predict_layers": 1}, True),
+        ({"model_type": "x", "text_config": {"mtp_num_hidden_layers": 1}}, True),
+        ({"model_type": "llama", "num_nextn_predict_layers": 0}, False),
+        ({"model_type": "llama"}, False),
+    ],
+)
+def test_which_configurations_promise_drafts(tmp_path: Path, config: dict[str, object], declares: bool) -> None:
+    host = FakeHost(tmp_path)
+    host.write("/m/config.json", json.dumps({"architectures": ["A"], **config}))
+    assert inspect(host, "/m").declares_mtp is declares

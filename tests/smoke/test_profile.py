@@ -1,0 +1,146 @@
+"""The settings that are tried: the user's, else those that ``fit`` advises for the card, else defaults."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from doctor.facts import DriverFacts, GpuFacts, GpuProcess
+from doctor.finding import Verdict
+from doctor.memory.start_check import GIB
+from doctor.smoke import profile
+from doctor.smoke.answer import as_json
+from doctor.smoke.options import SmokeOptions
+from doctor.snapshot import Snapshot
+from tests.memory.support import config_path
+from tests.smoke.conftest import make_environment, make_model
+from tests.smoke.test_run import Smoke, ids
+
+CARD = GpuFacts(
+    index=0,
+    name="NVIDIA GeForce RTX 2080 Ti",
+    compute_capability="7.5",
+    total_bytes=22 * GIB,
+    free_bytes=21 * GIB,
+    cuda_total_bytes=int(21.99 * GIB),
+    cuda_free_bytes=int(20.8 * GIB),
+    processes=(),
+)
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> list[GpuFacts]:
+    """The card that the driver shows; a test may change it."""
+    cards = [CARD]
+    monkeypatch.setattr(profile, "look", lambda _: Snapshot(driver=DriverFacts(env={}), gpus=tuple(cards)))
+    return cards
+
+
+@pytest.fixture
+def gpu(tmp_path: Path) -> dict[str, object]:
+    """Options for an environment with a GPU's vLLM and the configuration of Qwen3.5-9B-AWQ."""
+    model = make_model(tmp_path / "q9")
+    (model / "config.json").write_bytes(config_path("qwen3.5-9b-awq").read_bytes())
+    tensors = {"model.language_model.layers.0.mlp.down_proj.weight": 4_300_000_000, "mtp.fc.weight": 250_000_000}
+    header: dict[str, object] = {}
+    end = 0
+    for name, elements in tensors.items():
+        header[name] = {"dtype": "BF16", "shape": [elements], "data_offsets": [end, end + 2 * elements]}
+        end += 2 * elements
+    text = json.dumps(header).encode()
+    with (model / "model.safetensors").open("wb") as file:  # sparse: it takes no room
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + end)
+    index = {"weight_map": dict.fromkeys(tensors, "model.safetensors")}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    return {"python": str(make_environment(tmp_path / "gpu", "0.26.0")), "model": str(model)}
+
+
+def test_fit_chooses_for_the_card_and_says_why(smoke: Smoke, card: list[GpuFacts], gpu: dict[str, object]) -> None:
+    result = smoke(**gpu)
+    settings = result.settings
+    assert settings is not None
+    assert (settings.mtp, settings.caching, settings.max_num_batched_tokens) == (2, True, 2048)
+    assert settings.utilization == 0.92  # of 21.99 GiB, half a GiB less than the 20.8 that are free
+    assert settings.text_only
+    argv = list(result.command.argv)
+    assert argv[argv.index("--gpu-memory-utilization") + 1] == "0.92"
+    assert argv[argv.index("--max-num-seqs") + 1] == str(settings.max_num_seqs)
+    assert "--language-model-only" in argv
+    answer = as_json(result)
+    assert answer["settings"]["sources"]["gpu_memory_utilization"].startswith("fit: 0.94 is the highest")
+    assert answer["prediction"]["first_start"]["kv_bytes"][1] < answer["prediction"]["later_start"]["kv_bytes"][1]
+    assert answer["settings_that_passed"]["max_model_len"] == settings.max_model_len
+
+
+def test_what_the_user_fixed_wins(smoke: Smoke, card: list[GpuFacts], gpu: dict[str, object]) -> None:
+    given = ("--max-num-seqs", "7", "--no-enable-prefix-caching")
+    result = smoke(**gpu, utilization=0.5, max_model_len=4096, mtp=1, serve_args=given)
+    settings = result.settings
+    assert (settings.utilization, settings.max_model_len, settings.mtp) == (0.5, 4096, 1)
+    assert not settings.prefix_caching
+    argv = list(result.command.argv)
+    assert argv.count("--max-num-seqs") == 1
+    assert argv[argv.index("--max-num-seqs") + 1] == "7"
+    fixed = {n for n, why in result.reasons.items() if why == "as given"}
+    assert fixed == {"gpu_memory_utilization", "max_model_len", "mtp", "max_num_seqs", "prefix_caching"}
+
+
+def test_without_facts_the_defaults(smoke: Smoke, card: list[GpuFacts], gpu: dict[str, object]) -> None:
+    card.clear()
+    result = smoke(**gpu)
+    assert (result.settings.utilization, result.settings.max_model_len, result.settings.mtp) == (0.9, 8192, 2)
+    assert result.settings.max_num_seqs is None
+    assert any("no card tells its memory here" in n for n in result.notes)
+    assert result.judgement.verdict is Verdict.READY
+
+
+def test_a_fraction_that_is_not_free_is_not_started(
+    smoke: Smoke, card: list[GpuFacts], gpu: dict[str, object]
+) -> None:
+    old = GpuProcess(4242, 9 * GIB, "VLLM::EngineCor", age_s=7300.0, user="yours")
+    card[0] = replace(CARD, cuda_free_bytes=12 * GIB, processes=(old,))
+    result = smoke(**gpu, utilization=0.9, ladder=False)
+    assert ids(result)[0] == "gpu-memory-held-by-other-process"
+    assert result.command is None
+    assert "pid 4242 (VLLM::EngineCor, yours, 2 h old) with 9.00 GiB; it is left alone" in " ".join(result.notes)
+    # without a fixed fraction the settings fit beside it
+    beside = smoke(**gpu)
+    assert beside.settings.utilization == 0.52
+    assert beside.judgement.verdict is Verdict.READY
+    assert any("pid 4242" in n for n in beside.notes)
+
+
+def test_the_ladder_lowers_the_fraction(smoke: Smoke, card: list[GpuFacts], gpu: dict[str, object]) -> None:
+    card[0] = replace(CARD, cuda_free_bytes=12 * GIB)
+    result = smoke(**gpu, utilization=0.9, ladder=True)
+    assert result.ladder is not None
+    assert [s.changes for s in result.ladder.steps] == [("a lower memory fraction",)] * 2
+    answer = as_json(result)
+    assert answer["settings_that_passed"]["gpu_memory_utilization"] == 0.52
+    assert result.judgement.verdict is Verdict.DEGRADED
+
+
+def test_a_format_the_card_cannot_run_is_said_before_the_start(
+    smoke: Smoke, card: list[GpuFacts], gpu: dict[str, object]
+) -> None:
+    card[0] = replace(CARD, compute_capability="6.1")
+    result = smoke(**gpu)
+    assert any("before the start" in n and "this card has 6.1" in n for n in result.notes), result.notes
+
+
+def test_a_wrong_number_after_two_dashes_is_vllms_to_refuse(
+    smoke: Smoke, card: list[GpuFacts], gpu: dict[str, object]
+) -> None:
+    result = smoke(**gpu, serve_args=("--max-num-seqs", "many"))
+    assert any("a number is wanted" in n for n in result.notes)
+    assert "many" in result.command.argv
+
+
+def test_options_default_to_nothing() -> None:
+    options = SmokeOptions("m")
+    assert (options.mtp, options.utilization, options.max_model_len, options.ladder) == (None, None, None, None)
