@@ -31,6 +31,13 @@ def facts(host: Host, port: int) -> dict[str, Read]:
     return {"port_taken": Read(False, ", ".join(readable))}
 
 
+def owners(host: Host, port: int) -> set[int]:
+    """The processes that listen on the port, as far as this user may know."""
+    texts = [host.read(path, _TABLE_LIMIT) or "" for path in ("/proc/net/tcp", "/proc/net/tcp6")]
+    pids = {_owner(host, inode) for text in texts for _, inode in _listening(text, port)}
+    return {pid for pid in pids if pid is not None}
+
+
 def _listening(text: str, port: int) -> list[tuple[str, str]]:
     """(address, inode) of the listening sockets on a port."""
     rows = re.findall(

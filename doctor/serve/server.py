@@ -111,6 +111,10 @@ class Server:
                 break
         return self.exit
 
+    def owns(self, pids: set[int]) -> bool:
+        """Whether one of these processes belongs to this server."""
+        return bool(pids & self._living())
+
     def stop(self) -> None:
         """Ends the tree: SIGTERM, the grace time, SIGKILL. Safe to call again; a Ctrl+C shortens the wait."""
         process = self._process

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from doctor.host import LocalHost, listeners
 from doctor.serve.client import Client
 from doctor.serve.log import HANG_HINTS, LogFollower
 from doctor.serve.server import Exit, Server
@@ -43,8 +44,9 @@ def wait_healthy(
             return _readiness("died", log, ended)
         left = deadline - time.monotonic()
         if left > 0 and client.healthy(timeout_s=min(2.0, left)):
-            # somebody else's server could answer on a stolen port: ours must still run
-            if server.poll(0.0) is None:
+            # somebody else's server could answer on a stolen port, even before ours has seen that it is taken
+            listening = listeners.owners(LocalHost(), client.port)
+            if server.poll(0.0) is None and (not listening or server.owns(listening)):
                 log.read()
                 log.enter("healthy")
                 on_phase(log.phase)
