@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,13 +61,13 @@ def _run(options: SmokeOptions, host: Host, say: Say) -> SmokeResult:
         result.results.append(Result("speculative", FAIL, "the checkpoint has no mtp.* tensors", finding=without))
         wanted = replace(wanted, mtp=0)
     result.settings, result.reasons, result.fit = wanted, chosen.reasons, chosen.fit
-    folder = _folder(options)
-    if chosen.findings:  # vLLM would refuse too, after it has imported everything
-        result.findings += chosen.findings
-    else:
-        attempt(options, result, host, folder / "server.log", say)
-    if options.ladder or (options.ladder is None and options.full):
-        result.ladder = ladder.climb(options, result, host, folder, say)
+    with _folder(options) as folder:
+        if chosen.findings:  # vLLM would refuse too, after it has imported everything
+            result.findings += chosen.findings
+        else:
+            attempt(options, result, host, folder / "server.log", say)
+        if options.ladder or (options.ladder is None and options.full):
+            result.ladder = ladder.climb(options, result, host, folder, say)
     return result
 
 
@@ -88,7 +90,17 @@ def _run_attached(options: SmokeOptions, host: Host, say: Say) -> SmokeResult:
     return result
 
 
-def _folder(options: SmokeOptions) -> Path:
-    if options.out is None:
-        return Path(tempfile.mkdtemp(prefix="vllm-doctor-smoke-"))
-    return empty(options.out / "server.log").parent
+@contextlib.contextmanager
+def _folder(options: SmokeOptions) -> Iterator[Path]:
+    """Where the logs go. A temporary folder stays only for logs that the answer names."""
+    if options.out is not None:
+        yield empty(options.out / "server.log").parent
+        return
+    folder = Path(tempfile.mkdtemp(prefix="vllm-doctor-smoke-"))
+    try:
+        yield folder
+    except BaseException:  # Ctrl+C as well: there is no answer
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    with contextlib.suppress(OSError):
+        folder.rmdir()  # where nothing was started it is empty
