@@ -333,7 +333,7 @@ with_uv() {
 # A checksum of all that the environment is made from, so that a second run can tell "nothing new"
 fingerprint() {
     (CDPATH='' cd -- "$src" && {
-        find doctor -type f ! -name '*.pyc' -exec cksum {} + | LC_ALL=C sort -k 3
+        find doctor docker -type f ! -name '*.pyc' ! -name '*.whl' -exec cksum {} + | LC_ALL=C sort -k 3
         cksum pyproject.toml
     }) | cksum | tr ' ' '-'
 }
@@ -384,6 +384,13 @@ build() {
     # a copy, so that the build leaves nothing in the checkout and takes nothing stale from it
     mkdir "$tmp/src"
     cp -R "$src/doctor" "$src/pyproject.toml" "$src/README.md" "$src/LICENSE" "$tmp/src/"
+    mkdir "$tmp/src/docker"
+    for part in "$src"/docker/*; do
+        case ${part##*/} in
+            wheels) ;; # may hold gigabytes, which only a build of the image wants
+            *) cp -R "$part" "$tmp/src/docker/" ;;
+        esac
+    done
     find "$tmp/src" -name __pycache__ -prune -exec rm -rf {} +
     environment "$new" "$tmp/src"
     works "$new/bin/vllm-doctor" || fail "the new environment does not start ($new): $("$new/bin/vllm-doctor" --version 2>&1 </dev/null | tail -n 1)"

@@ -65,7 +65,7 @@ class Stage:
             if found is None:
                 pytest.skip(f"this machine has no {tool}")
             (self.root / "tools" / tool).symlink_to(found)
-        for name in ("install.sh", "pyproject.toml", "README.md", "LICENSE", "doctor"):
+        for name in ("install.sh", "pyproject.toml", "README.md", "LICENSE", "doctor", "docker"):
             source = REPOSITORY / name
             if source.is_dir():
                 shutil.copytree(source, self.src / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -174,11 +174,18 @@ def _room_for(wheels: Wheels, place: Path) -> None:
 
 
 def revision(host: Host, root: Path) -> str:
-    """The commit of a checkout, with "-changed" when its files are not the commit's; else the version."""
-    head = host.run(["git", "-C", str(root), "rev-parse", "HEAD"], timeout=GIT_S)
-    commit = head.stdout.strip()
-    if not head.ok or not re.fullmatch(r"[0-9a-f]{40,64}", commit):
+    """The commit of a checkout, with "-changed" when its files are not the commit's; else the version.
+
+    An installed doctor may lie inside somebody's repository: only a repository of its own counts.
+    """
+    git = ["git", "-C", str(root)]
+    answer = host.run([*git, "rev-parse", "--show-toplevel", "HEAD"], timeout=GIT_S)
+    top, _, commit = answer.stdout.strip().partition("\n")
+    if (
+        not answer.ok
+        or host.realpath(top) != host.realpath(str(root))
+        or not re.fullmatch(r"[0-9a-f]{40,64}", commit)
+    ):
         return f"v{doctor.__version__}"
-    parts = ("docker", "doctor", *FILES)
-    state = host.run(["git", "-C", str(root), "status", "--porcelain", "--", *parts], timeout=GIT_S)
+    state = host.run([*git, "status", "--porcelain", "--", "docker", "doctor", *FILES], timeout=GIT_S)
     return commit if state.ok and not state.stdout.strip() else f"{commit}-changed"

@@ -80,7 +80,7 @@ def test_no_room(docker: Docker, image: Image) -> None:
 def test_install_and_uninstall_as_a_user(
     docker: Docker, image: Image, registry_args: Sequence[Any], suite: str
 ) -> None:
-    parts = "install.sh pyproject.toml README.md LICENSE doctor"
+    parts = "install.sh pyproject.toml README.md LICENSE doctor docker"
     install = "sh ~/copy/install.sh"
     script = (
         f"mkdir ~/copy && (cd /checkout && cp -R {parts} ~/copy) && find ~ | sort >/tmp/before "
