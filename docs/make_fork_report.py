@@ -88,7 +88,8 @@ machine, topology, findings, server, probes and logs, redacted and fenced.
 vllm-doctor check --deep --save check.json
 vllm-doctor smoke --model MODEL --mtp 2 --util 0.8 --max-model-len 8192 --full --out smoke
 vllm-doctor warmup --url http://127.0.0.1:8000 --log server.log
-vllm-doctor report check.json smoke/smoke.json --log server.log --markdown report.md
+vllm-doctor sweep --model MODEL --util 0.8 --sequences 1,2,3,4 --batched 1K,2K,4K --out sweep
+vllm-doctor report check.json smoke/smoke.json sweep/sweep.jsonl --log server.log --markdown report.md
 python benchmarks/pp_tg.py http://127.0.0.1:8000
 ```
 """
@@ -136,7 +137,8 @@ def issue(fit: Fit) -> str:
         "2. Profile and start: see Exact Command. Start twice: the first start has an empty compile cache.",
         "3. Warm up, then measure: `vllm-doctor warmup --url http://127.0.0.1:8000 --log server.log`, "
         "`python benchmarks/pp_tg.py http://127.0.0.1:8000`.",
-        "4. Capacity: one prompt of the whole context, start with `MAX_MODEL_LEN` of the curve below.", "",
+        "4. Capacity: the context curve, `vllm-doctor sweep --model MODEL --util 0.8`, and one prompt of the "
+        "whole context.", "",
         "### Expected", "", "Computed before the start, for vLLM " + VERSION.version + ":", "",
         *table(("figure", "computed", "measured with"), rows),
         "Context length against KV cache (requests = full requests at once), computed for later starts:", "",

@@ -218,8 +218,11 @@ def text() -> str:
     out += [
         f"- 27B at 8K in {R['m27']['pool_gib']} GiB: {'fits' if eight.fits else 'refused'}, "
         f"{eight.capacity_tokens:,} tokens.",
-        "- Computed for any card: `vllm-doctor fit MODEL CARD --curve`; measured, one row at a time: "
-        "`vllm-doctor smoke --model MODEL --mtp 2 --max-model-len 16384`.",
+        "- All of it on the card, resumable, a row for each start: `vllm-doctor sweep --model MODEL --model "
+        "MODEL27 --util 0.8 "
+        "--sequences 1,2,3,4 --batched 1K,2K,4K`. What it would start here: `vllm-doctor sweep --model MODEL "
+        "--plan --gpu "
+        '"RTX 2080 Ti" --vram 22`. The curve alone, computed: `vllm-doctor fit MODEL CARD --curve`.',
         "- A launch profile for one card, and the report for the fork: [the report](../fork-report.md). What "
         "fits on this and other",
         "  cards: [one card](../single-card.md).",

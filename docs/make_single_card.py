@@ -337,8 +337,8 @@ memory as CUDA reports it on Linux (under WSL2 all of it). Three gates keep a mo
 SOURCES = """## Where the weights come from
 
 No weight file was read: the sizes are computed from the model's shape and from what the named checkpoint leaves
-at 16 bits. The name does not tell: "AWQ 27B" can be {small} or {large}. Before a download, `vllm-doctor fit`
-reads the index of the checkpoint itself.
+at 16 bits. The name does not tell: "AWQ 27B" can be {small} or {large}; AWQ and GPTQ of the same modules have
+the same size. Before a download, `vllm-doctor fit` reads the index of the checkpoint itself.
 """
 
 DETAILS = """## Model by model
