@@ -22,6 +22,8 @@ BASE_S = 600.0
 BUILDX_FROM = (23,)
 #: The first client that knows DOCKER_BUILDKIT and --secret.
 FIRST_CLIENT = (18, 9)
+#: Last line of a client that failed: it points to its help.
+_HINT = re.compile(r"(See|Run) '\S+ run --help'")
 
 
 @dataclass(frozen=True)
@@ -127,8 +129,8 @@ def distribution(host: Host, engine: Engine, base: str, environment: Mapping[str
             host.run([engine.path, "rm", "-f", name], timeout=CLIENT_S, env=environment)
     fields = dict(re.findall(r"(?m)^(ID|VERSION_ID)=[\"']?([^\"'\n]*)", answer.stdout))
     if not answer.ok or "ID" not in fields:
-        said = answer.stderr.strip().splitlines()
+        said = [line for line in answer.stderr.splitlines() if line.strip() and not _HINT.match(line)]
         why = answer.error or (f"no answer within {BASE_S:g} s" if answer.timed_out else "")
-        why = why or (said[-1][:300] if said else "no /etc/os-release")
+        why = why or (said[-1][:300].rstrip(".") if said else "no /etc/os-release")
         raise DoctorError(f"cannot tell the distribution of {base}: {why}; --target names it without asking", 2)
     return fields["ID"], fields.get("VERSION_ID", "")

@@ -22,21 +22,24 @@ _GENERATE = "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
 
 @dataclass(frozen=True)
 class RunLines:
-    """Argument lists to copy, by what they do. ``way``: "gpus" or "cdi"; ``notes``: what must be done first."""
+    """Argument lists to copy, by what they do. ``way``: "gpus" or "cdi"; ``first``: what must be done before."""
 
     commands: tuple[tuple[str, tuple[str, ...]], ...]
     way: str
     why: str
+    first: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
 def lines(s: Snapshot, engine: Engine, image: str, *, remote: bool = False) -> RunLines:
     """The lines for this host. ``remote``: the daemon is on another machine, of which nothing is known."""
     c = s.container or ContainerFacts()
+    first: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     if remote:
-        way, why, notes = "gpus", "the usual request; the daemon's machine was not looked at", tuple[str, ...]()
+        way, why = "gpus", "the usual request; the daemon's machine was not looked at"
     else:
-        way, why, notes = _way(s, c, engine)
+        (way, why, first), notes = _way(s, c, engine), _no_gpu(s)
     run = (_program(engine), "run", "--rm", *(CDI if way == "cdi" else GPUS))
     full = (*run, "--shm-size", SHM, "-v", f"{CACHE}:/cache")
     commands = (
@@ -44,33 +47,32 @@ def lines(s: Snapshot, engine: Engine, image: str, *, remote: bool = False) -> R
         ("smoke", (*full, "-v", "/FOLDER/OF/MODELS:/models:ro", image, "smoke", "--model", "/models/NAME")),
         ("serve", (*full, "-p", "127.0.0.1:8000:8000", image, "serve", "MODEL")),
     )
-    return RunLines(commands, way, why, notes)
+    return RunLines(commands, way, why, first, notes)
 
 
 def _program(engine: Engine) -> str:
-    """The bare name where that is the program that built, the path where PATH has another one first."""
-    return engine.path if engine.passed_over else engine.path.rpartition("/")[2] or engine.kind
+    """The plain name: which client runs a container does not matter, only which one builds."""
+    return engine.kind if engine.path.rpartition("/")[2] == engine.kind else engine.path
 
 
 def _way(s: Snapshot, c: ContainerFacts, engine: Engine) -> tuple[str, str, tuple[str, ...]]:
-    no_gpu = _no_gpu(s)
     if engine.kind == "podman":
         why = "podman resolves CDI devices"
         if c.cdi_nvidia_devices:
-            return "cdi", f"{why}: {_files(c)}", no_gpu
-        return "cdi", why, (*no_gpu, _missing_specification())
+            return "cdi", f"{why}: {_files(c)}", ()
+        return "cdi", why, (_missing_specification(),)
     if c.desktop:
-        return "gpus", "Docker Desktop brings its own toolkit", no_gpu
+        return "gpus", "Docker Desktop brings its own toolkit", ()
     registered = "nvidia" in (c.runtimes or ())
     if registered or c.nvidia_hook:
         what = "the runtime nvidia is registered" if registered else "NVIDIA's hook is installed"
-        return "gpus", f"{what}{' (WSL 2)' if s.is_wsl2 else ''}", (*no_gpu, *_rootless(c))
+        return "gpus", f"{what}{' (WSL 2)' if s.is_wsl2 else ''}", _rootless(c)
     if c.cdi_nvidia_devices and _resolves_cdi(c):
-        return "cdi", f"Docker {c.daemon_version} resolves CDI devices: {_files(c)}", no_gpu
+        return "cdi", f"Docker {c.daemon_version} resolves CDI devices: {_files(c)}", ()
     if c.cdi_nvidia_devices:
         switch = 'Docker does not resolve CDI: set {"features": {"cdi": true}} in daemon.json and restart it'
-        return "cdi", f"there is a CDI specification: {_files(c)}", (*no_gpu, switch)
-    return "gpus", "the usual request", (*no_gpu, *_no_way_in(c))
+        return "cdi", f"there is a CDI specification: {_files(c)}", (switch,)
+    return "gpus", "the usual request", _no_way_in(c)
 
 
 def _resolves_cdi(c: ContainerFacts) -> bool:

@@ -34,6 +34,7 @@ class Steps:
     error: str = ""
     last: str = ""
     _names: dict[str, str] = field(default_factory=dict)
+    _work: set[str] = field(default_factory=set)
 
     def take(self, line: str) -> None:
         """One line of the engine's plain output."""
@@ -63,6 +64,8 @@ class Steps:
             return
         of = f" of {self.total}" if self.total else ""
         self._names[number] = self._begin(f"{self.begun + 1}{of}", f"{stage}: {what}" if stage else what)
+        if not what.startswith("FROM "):  # a base that is there counts as cached
+            self._work.add(number)
 
     def _begin(self, place: str, what: str) -> str:
         self.begun += 1
@@ -72,7 +75,7 @@ class Steps:
 
     def _state(self, match: re.Match[str]) -> None:
         number, state, rest = match.groups()
-        self.cached += state == "CACHED" and self._names.get(number, "").startswith("step ")
+        self.cached += state == "CACHED" and number in self._work
         if state == "ERROR":
             self.failed = self._names.get(number, self.failed)
             self.error = rest.strip()

@@ -88,7 +88,9 @@ def _print_lines(result: BuildResult, out: Console) -> None:
     for name, argv in result.lines.commands:
         out.print(Text(f"  {_LABELS[name]:8}$ {shlex.join(argv)}", style="bold"), soft_wrap=True)  # whole, to copy
     for note in result.lines.notes:
-        out.print(Padding(Text(f"first: {note}", style="yellow"), (0, 0, 0, 2)))
+        out.print(Padding(Text(f"note: {note}"), (0, 0, 0, 2)))
+    for step in result.lines.first:
+        out.print(Padding(Text(f"first: {step}", style="yellow"), (0, 0, 0, 2)))
 
 
 def as_json(result: BuildResult) -> dict[str, Any]:
@@ -115,7 +117,8 @@ def as_json(result: BuildResult) -> dict[str, Any]:
         else None
     )
     out["run"] = (
-        {"way": result.lines.way, "why": result.lines.why, "notes": list(result.lines.notes),
+        {"way": result.lines.way, "why": result.lines.why, "first": list(result.lines.first),
+         "notes": list(result.lines.notes),
          **{name: list(argv) for name, argv in result.lines.commands}}
         if result.lines
         else None
