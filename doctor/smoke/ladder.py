@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from doctor.host import Host
-from doctor.serve.command import Settings
+from doctor.serve.command import Settings, build
 from doctor.smoke import ab_judge, profile, rungs
 from doctor.smoke.attempt import attempt
 from doctor.smoke.options import SmokeOptions
@@ -91,8 +91,15 @@ class _Climb:
     def changed(self, rung: Rung, settings: Settings, last: SmokeResult) -> Settings | None:
         """``settings`` one level further; None when the rung changes nothing."""
         card = None if self.first.environment.cpu else profile.card_in(profile.look(self.host))
-        done_without = rung.name == "mtp" and "mtp-weights-missing" in rungs.causes(last)
-        return settings if done_without else rung.apply(settings, rungs.known(last, card))
+        if rung.name == "mtp" and "mtp-weights-missing" in rungs.causes(last):
+            return settings  # done without it already
+        further = rung.apply(settings, rungs.known(last, card))
+        return further if further is not None and self._tells(further) != self._tells(settings) else None
+
+    def _tells(self, settings: Settings) -> tuple[object, ...]:
+        """What a server is told: a CPU has no memory fraction and is always eager."""
+        command = build(self.first.environment, settings, 0)
+        return command.argv, sorted(command.env.items())
 
 
 def climb(options: SmokeOptions, first: SmokeResult, host: Host, folder: Path, say: Say) -> Ladder | None:

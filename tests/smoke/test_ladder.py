@@ -121,6 +121,12 @@ def test_what_passed_only_once_is_not_claimed(smoke: Smoke) -> None:
     assert "none passed twice" in result.ladder.why
 
 
+def test_what_a_server_is_not_told_is_not_tried(smoke: Smoke) -> None:
+    result = smoke("die:nothing", ladder=True)  # on a CPU, which is always eager
+    assert changes(result)[0] == ("MTP off",)
+    assert not any("eager mode" in words for words in changes(result))
+
+
 def test_every_rung_is_used_and_every_name_is_one() -> None:
     named = {n for names in (*CAUSES.values(), *rungs.AREAS.values()) for n in names}
     assert named == set(RUNGS)
