@@ -14,7 +14,7 @@ _HERE = Path(__file__).parent
 
 #: Areas in reading order; each has a file of the same name.
 AREAS = (
-    "host", "wsl", "compiler", "driver", "gpu", "memory", "container", "python", "network", "storage",
+    "host", "wsl", "compiler", "driver", "gpu", "memory", "container", "image", "python", "network", "storage",
     "model", "serving",
 )  # fmt: skip
 

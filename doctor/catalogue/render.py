@@ -17,7 +17,7 @@ from doctor.finding import Confidence
 
 _AREA_TITLES = {
     "host": "Host", "wsl": "WSL2", "compiler": "Compilers and CUDA toolkit", "driver": "Driver", "gpu": "GPU",
-    "memory": "GPU memory", "container": "Containers", "python": "Python environment",
+    "memory": "GPU memory", "container": "Containers", "image": "Images", "python": "Python environment",
     "network": "Network and hub", "storage": "Storage", "model": "Model and speculative decoding",
     "serving": "Serving",
 }  # fmt: skip
@@ -74,13 +74,14 @@ _PROGRAMS = (
     (r"NCCL", "NCCL"),
     (r"transformers|huggingface|safetensors", "transformers, huggingface_hub, safetensors"),
     (
-        r"moby|docker|Docker|runc|podman|containerd|libnvidia-container|Kubernetes",
-        "Docker, Kubernetes and the NVIDIA hook",
+        r"moby|docker|Docker|runc|podman|containerd|container-device|buildkit|libnvidia-container|Kubernetes",
+        "Docker, podman, Kubernetes and the NVIDIA hook",
     ),
     (r"NVIDIA|nvidia-smi|NVRM|kmod|lsmod|NVML", "NVIDIA driver"),
     (r"CUDA|nvcc|ptxas|cudafe", "CUDA and nvcc"),
     (r"GCC|gcc|clang|GNU ld|CMake|LLVM|command lines of Triton", "Compilers and linkers"),
     (r"glibc|loader", "The loader"),
+    (r"apt", "apt"),
     (r"requests|urllib3|httpx|Python ssl", "Network libraries"),
     (r"pip|uv|argparse|numpy|Python|CPython", "Python and pip"),
     (r"Linux|kernel|Microsoft|systemd|errno", "Linux and WSL2"),

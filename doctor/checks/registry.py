@@ -36,6 +36,7 @@ MODULES: tuple[str, ...] = (
     "doctor.checks.evidence.compiler",
     "doctor.checks.evidence.toolkit",
     "doctor.checks.evidence.container",
+    "doctor.checks.evidence.image",
     "doctor.checks.evidence.python_env",
     "doctor.checks.evidence.memory",
     "doctor.checks.evidence.host",

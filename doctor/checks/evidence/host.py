@@ -39,6 +39,9 @@ def oom_killed(s: Snapshot) -> Result:
         text = "the container went over its memory limit and was killed (OOMKilled)"
         return say(cause, PROVEN, text, state, killed)
     status = first(s, "host.exit-137")
+    build = first(s, "image.build-killed")
+    if build and status and (status.line, file_of(status)) == (build.line, file_of(build)):
+        return None  # a step of an image build, which is another cause
     if killed and (status or other):
         return say(
             cause,
@@ -58,7 +61,7 @@ def oom_killed(s: Snapshot) -> Result:
     if died and not denied:
         text = "a process of vLLM ended by signal 9" + (" while the weights were being loaded" if where else "")
         return say(cause, LIKELY if where else HINT, text, died, where)
-    if status and not denied:
+    if status and not denied and not first(s, "image.finished"):
         return say(cause, HINT, "exit status 137: something killed the process", status)
     return None
 

@@ -71,6 +71,8 @@ def resolution(s: Snapshot) -> Result:
     """The hub's name does not resolve (proven), a name does not or the hub is out of reach (likely, hints)."""
     cause = "hub-name-resolution-failed"
     for event in events(s, "network.resolution"):
+        if near(s, event, ("image.registry-unreachable",), before=0, after=0):
+            continue  # a registry's name, which the engine asks for
         host = event.values.get("host", "")
         if any(h in host for h in _HUB):
             return say(cause, PROVEN, f"the name {host} does not resolve", event)
@@ -82,7 +84,14 @@ def resolution(s: Snapshot) -> Result:
                 event,
             )
     unreachable = next((e for e in events(s, "network.hub-unreachable") if "offline" not in e.text.lower()), None)
-    other = first(s, "network.resolution")
+    other = next(
+        (
+            e
+            for e in events(s, "network.resolution")
+            if not near(s, e, ("image.registry-unreachable",), before=0, after=0)
+        ),
+        None,
+    )
     if unreachable and not has(s, "network.certificate", "network.proxy"):
         return say(cause, LIKELY, "the model hub cannot be reached", unreachable, other)
     if other:
@@ -160,6 +169,7 @@ def proxy(s: Snapshot) -> Result:
 
 
 _SHM = ("container.shm-nccl", "container.shm-python")
+_IMAGES = ("image.no-room",)  # the engine's own data folder, which is another cause
 
 
 @rule("disk-full", start=False)
@@ -169,7 +179,7 @@ def disk_full(s: Snapshot) -> Result:
     for event in events(s, "storage.no-space"):
         path = event.values.get("path", "")
         shared = path.startswith((SHM, "/psm_", "/torch_")) or re.search("NCCL|psm_|fallocate", event.text)
-        if shared or near(s, event, _SHM, before=3, after=3):
+        if shared or near(s, event, _SHM, before=3, after=3) or near(s, event, _IMAGES, before=0, after=0):
             continue
         full = next(
             (e for e in events(s, "shell.df") if int(e.values["percent"]) >= 98 and e.values["mount"] != SHM),
