@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from doctor.errors import DoctorError
 from doctor.finding import EXIT_CODES
@@ -21,12 +24,20 @@ from doctor.smoke.options import (
     SmokeOptions,
 )
 
+if TYPE_CHECKING:
+    from doctor.host import LocalHost
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the contract in docs/architecture.md."""
     parser.add_argument(
-        "--model", metavar="DIR", help="model folder, or a hub name in the local cache; with --url a served name"
-    )
+        "--model", metavar="MODEL",
+        help="folder or hub name, @REVISION behind it; with --url a served name (default: the model of our image)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--download", "--yes", action="store_true",
+        help="fetch a hub model that is not here; without it a terminal is asked, and a pipe gets nothing",
+    )  # fmt: skip
     parser.add_argument(
         "--url", metavar="URL", help="ask this running server instead of starting one; requests go nowhere else"
     )
@@ -86,8 +97,11 @@ def run(args: argparse.Namespace) -> int:
     from doctor.smoke.answer import as_json
     from doctor.smoke.run import redact, remove_log, run_smoke
 
+    host = LocalHost()
+    if options.url is None:
+        options = replace(options, missing=_obtain(options.model, host, args.download))
     with Progress("smoke test") as progress:
-        result = run_smoke(options, LocalHost(), progress.update)
+        result = run_smoke(options, host, progress.update)
     remove_log(result, options)
     redactor = Redactor.of_this_host()
     redact(result, redactor)
@@ -102,6 +116,41 @@ def run(args: argparse.Namespace) -> int:
 
         print_smoke(result, verbose=args.verbose)
     return EXIT_CODES[judgement.verdict]
+
+
+def _obtain(model: str, host: LocalHost, download: bool) -> str:
+    """Fetches a hub model when that was asked for or is agreed to; why it is not here, or ""."""
+    from doctor.report.progress import Progress
+    from doctor.smoke.download import obtain
+
+    terminal = sys.stdin.isatty() and sys.stderr.isatty()
+
+    def agree(text: str) -> bool:
+        print(f"vllm-doctor: {text}", file=sys.stderr)  # noqa: T201
+        if download or not terminal:
+            return download
+        print("Fetch it? [y/N] ", end="", file=sys.stderr, flush=True)  # noqa: T201
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+    with contextlib.ExitStack() as stack:
+        shown: list[Progress] = []
+
+        def say(text: str) -> None:
+            if not shown:  # a live line and a question do not go together
+                shown.append(stack.enter_context(Progress("download")))
+            shown[0].update(text)
+
+        return obtain(model, host, agree, say, every_s=0.5 if terminal else 10.0)
+
+
+def _default_model() -> str:
+    """The model that the image is pinned to; it is named in one place."""
+    from doctor.image.pins import load
+
+    pinned = load().model
+    if pinned is None:
+        raise DoctorError("--model is missing; give the folder that holds config.json, or a hub name")
+    return f"{pinned.id}@{pinned.revision}"
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -121,19 +170,16 @@ def _options(args: argparse.Namespace) -> SmokeOptions:
             "--port": args.port,
             "--util": args.util,
             "--ladder": args.ladder,
+            "--download": args.download,
             "arguments after --": args.serve_args,
         }
         wrong = [name for name, value in given.items() if value]
         if wrong:
             raise DoctorError(f"{wrong[0]} cannot go with --url: that server is already running")
-    elif args.model is None:
-        raise DoctorError(
-            "--model is missing; give the folder that holds config.json, or --url of a running server"
-        )
-    elif not args.model:
+    elif args.model is not None and not args.model:
         raise DoctorError("--model is empty; give the folder that holds config.json")
     return SmokeOptions(
-        model=args.model or "",
+        model=args.model or ("" if args.url is not None else _default_model()),
         url=args.url,
         full=args.full,
         ladder=args.ladder,

@@ -89,10 +89,16 @@ def test_misuse_is_3_with_one_line(given: list[str], wrong: list[str]) -> None:
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_the_model_is_required() -> None:
-    done = doctor()
-    assert done.returncode == 3
-    assert "--model" in done.stderr
+def test_without_a_model_that_of_the_image(environment: Path, tmp_path: Path) -> None:
+    pinned = "QuantTrio/Qwen3.5-9B-AWQ@938f8e3ef86c9d1e9bec3705e149694c172592f1"
+    arguments = ["--python", str(environment), "--json"]
+    done = doctor(*arguments, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path))
+    assert done.returncode == 2
+    assert f"{pinned} is not in {tmp_path}/hub, and HF_HUB_OFFLINE forbids" in done.stdout
+    name, _, revision = pinned.partition("@")
+    make_model(tmp_path / "hub" / f"models--{name.replace('/', '--')}" / "snapshots" / revision)
+    cached = answer(doctor(*arguments, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path)))
+    assert cached["smoke"]["server"]["model"].endswith(revision)
 
 
 def test_no_server_is_started_for_a_known_cause(given: list[str], tmp_path: Path) -> None:
