@@ -167,7 +167,7 @@ def _image_python(target: Target) -> PythonFacts:
     return PythonFacts(
         torch=f"{target.torch}+{local}",
         torch_cuda=target.cuda,
-        torch_arches=arches(target) or None,
+        torch_arches=known_arches(target.torch, target.cuda),
         vllm=target.vllm,
         sources={"*": _PINS, "torch_arches": "table torch_arches"},
     )
@@ -296,4 +296,3 @@ def _notes(s: Snapshot, target: Target, wish: Wish, refusals: tuple[Finding, ...
     if s.driver is not None and s.driver.version is None and status not in (None, "ok", "LibraryNotFound"):
         notes.append(f"the driver does not answer (NVML: {status}), so it was not judged: run vllm-doctor check")
     return notes
-

@@ -55,7 +55,7 @@ class Steps:
         elif match := _OUTPUT.match(line):
             if match[2] and not match[2].startswith("sha256:") and self._names.get(match[1]) == self.title:
                 self.last = match[2]
-        elif line:
+        elif line and not self._names:  # podman prints the output of a step as it is
             self.last = line
 
     def _vertex(self, match: re.Match[str]) -> None:

@@ -1,0 +1,121 @@
+"""Where a build stands: output of docker 20.10.24 (recorded) and of podman in its documented form."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from doctor.image import pins
+from doctor.image.steps import Steps, declared, stage_names, total
+
+DATA = Path(__file__).parent / "data"
+SMALL = """\
+# a comment
+ARG BASE
+FROM ${BASE} AS a
+WORKDIR /x
+RUN echo hi && sleep 2
+RUN --mount=type=cache,target=/c echo \\
+    # inside
+    there
+FROM scratch AS unused
+COPY f /f
+FROM a AS b
+ARG VLLM=1
+COPY f /f
+RUN cat /f && false
+"""
+
+
+def read(name: str, wanted: int | None = None) -> tuple[Steps, list[str]]:
+    steps, titles = Steps(wanted), []
+    for line in (DATA / name).read_text(encoding="utf-8").splitlines():
+        steps.take(line)
+        if steps.title and steps.title not in titles:
+            titles.append(steps.title)
+    return steps, titles
+
+
+def test_a_build_that_fails() -> None:
+    steps, titles = read("buildkit-20.10-failed.txt", total(SMALL, "b"))
+    assert titles == [
+        # a base is shared between builds and keeps the name of the stage that had it first
+        "step 1 of 6, system: FROM docker.io/local/bookworm:minbase",
+        "step 2 of 6, a: WORKDIR /x",
+        "step 3 of 6, a: RUN echo hi && sleep 2",
+        "step 4 of 6, a: RUN --mount=type=cache,target=/c echo there",
+        "step 5 of 6, b: COPY f /f",
+        "step 6 of 6, b: RUN cat /f && false",
+    ]
+    assert (steps.failed, steps.error) == (
+        "step 6 of 6, b: RUN cat /f && false",
+        "executor failed running [/bin/sh -c cat /f && false]: exit code: 1",
+    )
+    assert (steps.begun, steps.cached) == (6, 1)
+    assert steps.told() == "step 6 of 6, b: RUN cat /f && false: data"
+
+
+def test_a_base_that_cannot_be_pulled() -> None:
+    steps, titles = read("buildkit-20.10-no-registry.txt")
+    assert titles == []
+    assert steps.failed.startswith("load metadata for docker.io/nvidia/cuda:13@sha256:5dc1bca2")
+    assert "no such host" in steps.error
+
+
+def test_steps_from_the_cache() -> None:
+    steps = Steps()
+    lines = "#4 [a 1/3] FROM docker.io/x|#4 CACHED|#5 [a 2/3] RUN one|#5 CACHED|#6 [a 3/3] RUN two|#6 DONE 0.2s"
+    for line in lines.split("|"):
+        steps.take(line)
+    assert (steps.begun, steps.cached, steps.failed, steps.error) == (3, 1, "", "")
+
+
+def test_a_stage_without_a_name() -> None:
+    steps = Steps()
+    steps.take("#5 [2/4] RUN apt-get update")
+    assert steps.title == "step 1, RUN apt-get update"
+
+
+def test_podman() -> None:
+    steps = Steps()
+    for line in ("[1/2] STEP 1/3: FROM local/bookworm:minbase AS system", "[1/2] STEP 2/3: RUN echo one", "one",
+                 "Error: building at STEP \"RUN false\": while running runtime: exit status 1"):  # fmt: skip
+        steps.take(line)
+    assert steps.title == "step 2 of 3 of stage 1 of 2, RUN echo one"
+    assert steps.told() == f"{steps.title}: one"
+    assert steps.failed == steps.title
+    assert steps.error.startswith("building at STEP")
+
+
+def test_what_a_dockerfile_declares() -> None:
+    assert declared(SMALL) == {"BASE", "VLLM"}
+    assert stage_names(SMALL) == ("a", "unused", "b")
+    assert (total(SMALL, "a"), total(SMALL, "b"), total(SMALL, "unused"), total(SMALL, "none")) == (4, 6, 2, None)
+
+
+@pytest.mark.parametrize("path", sorted(pins.docker_folder().glob("*Dockerfile")), ids=lambda p: p.name)
+def test_the_images_own_dockerfiles(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    known = {
+        "BASE",
+        "PYTHON",
+        "PYTHON_LOCK",
+        "APT_LOCK",
+        "VLLM",
+        "TORCH",
+        "CUDA",
+        "LOCK_HASH",
+        "REVISION",
+        "PLAN_ID",
+    }
+    without_default = {m[1] for m in re.finditer(r"(?m)^ARG (\w+)$", text)}
+    assert without_default <= known, "an argument that nobody gives"
+    assert total(text, "runtime")
+
+
+def test_long_lines_are_cut() -> None:
+    steps = Steps()
+    steps.take(f"#5 [a 2/4] RUN {'x' * 500}")
+    assert len(steps.title) < 100
