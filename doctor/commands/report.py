@@ -8,16 +8,19 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from doctor.errors import DoctorError
+from doctor.report.files import write
 
 _LIMIT = 64 << 20
 #: Lines at the end of a server's log that are shown.
 _LOG_LINES = 80
 _LOG_BYTES = 1 << 20
+#: Logs of a sweep that are shown.
+_LOGS = 4
 _NAME = "vllm-doctor-report"
 
 
@@ -25,12 +28,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the contract in docs/architecture.md."""
     parser.add_argument(
         "files", nargs="*", metavar="FILE",
-        help="answers saved with --json or --out, or a snapshot of check --save (default: a fresh check)",
+        help="answers saved with --json or --out, a sweep.jsonl, or a snapshot of check --save "
+        "(default: a fresh check)",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="folder for both (default: here)")
     parser.add_argument("--html", metavar="FILE", help="only the page, under this name (- for stdout)")
     parser.add_argument("--markdown", metavar="FILE", help="only the Markdown, under this name (- for stdout)")
     parser.add_argument("--log", action="append", default=[], metavar="FILE", help="also show the end of this log")
+    parser.add_argument("--check", action="store_true", help="also examine this machine, beside the files")
     parser.add_argument("--python", metavar="ENV", help="for a fresh check: the environment that runs vLLM")
 
 
@@ -41,11 +46,15 @@ def run(args: argparse.Namespace) -> int:
     from doctor.report.redact import Redactor
 
     redactor = Redactor.of_this_host()
-    answers = [_read(f) for f in args.files] or [_fresh(args.python)]
+    answers = [a for f in args.files for a in _read(f)]
+    if args.check or not answers:
+        answers.insert(0, _fresh(args.python))
     logs = [(Path(f).name, _text(f)) for f in args.log]
+    beside: list[Path] = []
     for given in args.files:
         # smoke --out leaves them beside its answer; a path inside an answer is never followed
-        logs += [(p.name, _text(str(p))) for p in sorted(Path(given).absolute().parent.glob("server*.log"))]
+        beside += [p for p in _beside(Path(given), answers) if p not in beside]
+    logs += [(p.name, _text(str(p))) for p in beside]
     made = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     document = build(
         [redactor.value(a) for a in answers], [(redactor.text(n), _tail(redactor.text(t))) for n, t in logs], made
@@ -59,26 +68,60 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _read(path: str) -> Mapping[str, Any]:
+def _beside(given: Path, answers: Sequence[Mapping[str, Any]]) -> list[Path]:
+    """The logs of a smoke test, and of those starts of a sweep that did not end well."""
+    folder = given.absolute().parent
+    failed = [
+        str(row.get("key"))
+        for answer in answers
+        for row in (answer.get("sweep") or {}).get("rows") or ()
+        if row.get("outcome") != "ok"
+    ]
+    logs = [folder / "logs" / f"server-{key}.log" for key in failed if re.fullmatch(r"[0-9a-f]{1,64}", key)]
+    return [*sorted(folder.glob("server*.log")), *(p for p in logs[:_LOGS] if p.is_file())]
+
+
+def _read(path: str) -> list[Mapping[str, Any]]:
+    """One answer; of a file with the rows of several sweeps one for each setup."""
     try:
         with open(path, "rb") as file:
             data = file.read(_LIMIT)
     except OSError as error:
         raise DoctorError(f"cannot read {path}: {error.strerror}") from None
+    from doctor.sweep.store import parse
+
     try:
         found = json.loads(data)
     except ValueError:
         found = None
     if isinstance(found, dict) and "verdict" in found and "findings" in found:
-        return found
+        return [found]
+    if rows := parse(data).by_key():
+        return swept(rows.values())
     from doctor.snapshot import SnapshotError, loads
 
     try:
-        return _judged(loads(data.decode("utf-8", "replace"), path))
+        return [_judged(loads(data.decode("utf-8", "replace"), path))]
     except SnapshotError:
         raise DoctorError(
-            f"{path} is neither an answer saved with --json nor a snapshot of check --save"
+            f"{path} is neither an answer saved with --json nor a sweep.jsonl nor a snapshot of check --save"
         ) from None
+
+
+def swept(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Rows of a sweep as answers, one for each setup: other versions and machines are not mixed."""
+    from doctor.report import json_report
+    from doctor.sweep.answer import judge
+
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(str(row.get("setup_id")), []).append(row)
+    return [
+        json_report.answer(
+            "sweep", judge(several), None, {"sweep": {"setup": several[0].get("setup"), "rows": several}}
+        )
+        for several in groups.values()
+    ]
 
 
 def _fresh(python: str | None) -> Mapping[str, Any]:
@@ -124,12 +167,5 @@ def _write(path: str, text: str) -> None:
     if path == "-":
         sys.stdout.write(text)
         return
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(target)
-    except OSError as error:
-        raise DoctorError(f"cannot write {path}: {error.strerror}") from None
+    write(Path(path), text)
     print(f"written: {path}", file=sys.stderr)  # noqa: T201

@@ -7,13 +7,15 @@ they come here (see :mod:`doctor.commands.report`).
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from doctor import __version__
+from doctor.report import sweep_view
+from doctor.report.issue import Issue, describe, shell
 from doctor.report.machine import machine_rows
+from doctor.report.plot import Plot
 from doctor.snapshot import SnapshotError, loads
 
 _VERDICTS = ("blocked", "degraded", "unknown", "ready")
@@ -62,8 +64,10 @@ class Document:
     passed: int = 0
     tables: list[Table] = field(default_factory=list)
     bars: list[Bars] = field(default_factory=list)
+    plots: list[Plot] = field(default_factory=list)
     logs: list[tuple[str, str]] = field(default_factory=list)
     reproduce: list[str] = field(default_factory=list)
+    issue: Issue = field(default_factory=Issue)
     version: str = __version__
     made: str = ""
 
@@ -84,15 +88,11 @@ def build(answers: Sequence[Mapping[str, Any]], logs: Sequence[tuple[str, str]] 
         out.machine = out.machine or _machine(answer)
         _smoke(answer, out)
         _warmup(answer, out)
+        _sweep(answer, out)
         out.reproduce += _reproduce(answer)
     _predicted(answers, out)
+    out.issue = describe(answers, worst, out.findings)
     return out
-
-
-def shell(command: Sequence[Any], env: Mapping[str, Any] | None = None) -> str:
-    """A command line to paste."""
-    words = [f"{k}={shlex.quote(str(v))}" for k, v in (env or {}).items()]
-    return " ".join([*words, *(shlex.quote(str(c)) for c in command)])
 
 
 def plain(value: Any) -> str:
@@ -183,6 +183,21 @@ def _warmup(answer: Mapping[str, Any], out: Document) -> None:
         _shape_bars(warm.get("shapes"), out)
 
 
+def _sweep(answer: Mapping[str, Any], out: Document) -> None:
+    sweep = answer.get("sweep")
+    if not isinstance(sweep, dict):
+        return
+    rows = _dicts(sweep.get("rows"))
+    setup = sweep.get("setup") or {}
+    where = f"vLLM {setup.get('vllm')} on {setup.get('card') or setup.get('cpu') or 'a CPU'}"
+    if rows:
+        out.tables.append(Table(f"Sweep: {where}", *sweep_view.table(rows)))
+    compared = sweep_view.comparison(rows)
+    if compared:
+        out.tables.append(Table(f"Predicted and measured: {where}", sweep_view.COMPARED, compared))
+    out.plots += sweep_view.plots(rows)
+
+
 def _shape_bars(shapes: Any, out: Document) -> None:
     rows = [
         (str(one.get("shape")), (_number(one.get("first_s")), _number(one.get("usual_s"))))
@@ -227,6 +242,10 @@ def _gib(value: Any) -> str:
 
 
 def _reproduce(answer: Mapping[str, Any]) -> list[str]:
+    sweep = answer.get("sweep")
+    if isinstance(sweep, dict):
+        failed = [r for r in _dicts(sweep.get("rows")) if r.get("outcome") != "ok" and r.get("argv")]
+        return [shell(r["argv"], r.get("env")) for r in failed[:3]]
     smoke = answer.get("smoke")
     if not isinstance(smoke, dict):
         warm = answer.get("warmup")

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from doctor.report.document import Bars, Document, Table, plain, shell
+from doctor.report import plot
+from doctor.report.document import Bars, Document, Table, plain
+from doctor.report.issue import shell
 
 _STYLE = """
 :root{color-scheme:light dark;--ink:#1d2330;--soft:#5b6475;--line:#d9dee7;--bg:#fff;--card:#f6f7fa;
@@ -24,12 +26,22 @@ h3{font-size:1.05rem;margin:0 0 .2rem}p{margin:.4rem 0}.soft{color:var(--soft);f
 article{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:1rem;margin:.8rem 0}
 table{border-collapse:collapse;width:100%;font-size:.92rem}th,td{text-align:left;vertical-align:top;
 padding:.3rem .7rem .3rem 0;border-bottom:1px solid var(--line);overflow-wrap:break-word}th{color:var(--soft)}
-td:first-child{white-space:nowrap}pre{background:var(--card);border:1px solid var(--line);border-radius:6px;
-padding:.7rem;overflow:auto;font-size:.82rem;line-height:1.45;white-space:pre-wrap;overflow-wrap:anywhere}
-code{font-size:.9em}summary{cursor:pointer}svg{width:100%;height:auto;font:12px system-ui,sans-serif}
-svg text{fill:var(--ink)}.s0{fill:var(--a)}.s1{fill:var(--b)}
+.labels td:first-child{white-space:nowrap}
+pre{background:var(--card);border:1px solid var(--line);border-radius:6px;padding:.7rem;overflow:auto;
+font-size:.82rem;line-height:1.45;white-space:pre-wrap;overflow-wrap:anywhere}
+code{font-size:.9em;overflow-wrap:anywhere}summary{cursor:pointer}
+svg{display:block;width:100%;max-width:35rem;height:auto;font:14px system-ui,sans-serif}
+.bars text{fill:var(--ink)}.s0{fill:var(--a)}.s1{fill:var(--b)}
+.wide{overflow-x:auto}.grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,26rem),1fr));
+gap:0 1.5rem;align-items:start}.many td,.many th{white-space:nowrap}figure{margin:0 0 1.5rem}
+figcaption{font-weight:600;margin-bottom:.4rem}
 @media print{main{max-width:none}details>*{display:block}article{break-inside:avoid}}
 """
+
+#: Columns above which cells are kept on one line and the table scrolls.
+_COLUMNS = 6
+#: Characters up to which the first cells of a table stay on one line.
+_LABEL = 24
 
 
 def render(document: Document) -> str:
@@ -40,17 +52,25 @@ def render(document: Document) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width,initial-scale=1">',
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
-        f"<title>vllm-doctor: {verdict}</title><style>{_STYLE}</style></head><body><main>",
+        f"<title>vllm-doctor: {verdict}</title><style>{_STYLE}{plot.STYLE}</style></head><body><main>",
         f'<h1>vllm-doctor: <span class="verdict {verdict}">{verdict}</span></h1>',
         f'<p class="soft">vllm-doctor {escape(document.version)}; {escape(run)}; {escape(document.made)}. '
         f"{document.passed} passed, {len(document.skipped)} not judged. Secrets and names are redacted.</p>",
     ]
+    summary = " ".join(document.issue.summary[1:])  # the first sentence is the headline
+    parts.append(f"<p>{escape(summary)}</p>" if summary else "")
     if document.machine:
         parts.append(_table(Table("Machine", ("", ""), document.machine)))
     parts.append("<h2>Findings</h2>")
     parts += [_finding(f) for f in document.findings] or ["<p>None.</p>"]
+    if document.plots or document.bars:
+        parts.append('<h2>Plots</h2><div class="grid">')
+        parts += [
+            f"<figure><figcaption>{escape(p.title)}</figcaption>{plot.svg(p, inline=True)}</figure>"
+            for p in document.plots
+        ]
+        parts += [*(_bars(b) for b in document.bars), "</div>"]
     parts += [_table(t) for t in document.tables]
-    parts += [_bars(b) for b in document.bars]
     if document.reproduce:
         parts.append(f"<h2>Reproduce</h2>{_pre(chr(10).join(dict.fromkeys(document.reproduce)))}")
     if document.logs:
@@ -99,29 +119,35 @@ def _table(table: Table) -> str:
         if row[0] in ("pass", "advise", "fail", "abstain"):
             cells[0] = f'<td class="{row[0]}">{row[0]}</td>'
         rows.append(f"<tr>{''.join(cells)}</tr>")
-    return f"<h2>{escape(table.title)}</h2><table>{f'<tr>{head}</tr>' if head else ''}{''.join(rows)}</table>"
+    kind = "many" if len(table.rows[0]) > _COLUMNS else ""
+    kind = kind or ("labels" if max(len(row[0]) for row in table.rows) <= _LABEL else "")
+    body = f"<table class='{kind}'>{f'<tr>{head}</tr>' if head else ''}{''.join(rows)}</table>"
+    # a table of many columns scrolls by itself, so that the page does not
+    return f'<h2>{escape(table.title)}</h2><div class="wide" tabindex="0">{body}</div>'
 
 
 def _bars(bars: Bars) -> str:
-    """A bar chart as inline SVG: the label left, a bar for each series, its value at the end."""
+    """A bar chart as inline SVG: the label above, a bar for each series, its value at the end."""
     values = [v for _, row in bars.rows for v in row if v is not None]
     longest = max(values, default=0.0) or 1.0
-    height = 16 * len(bars.series)
-    out, top = [], 4
+    out, top = [], 0
     for label, row in bars.rows:
-        out.append(f'<text x="0" y="{top + height / 2 + 4:g}">{escape(label)}</text>')
+        out.append(f'<text x="0" y="{top + 14}">{escape(label)}</text>')
+        top += 20
         for number, value in enumerate(row):
             if value is None:
                 continue
-            y, width = top + 16 * number, max(1.0, value / longest * 420)
-            out.append(f'<rect class="s{number % 2}" x="220" y="{y}" width="{width:.1f}" height="13" rx="2"/>')
-            out.append(f'<text x="{226 + width:.1f}" y="{y + 11}">{escape(plain(value))}</text>')
-        top += height + 8
+            width = max(1.0, value / longest * 400)
+            out.append(f'<rect class="s{number % 2}" x="0" y="{top}" width="{width:.1f}" height="14" rx="2"/>')
+            out.append(f'<text x="{width + 8:.1f}" y="{top + 12}">{escape(plain(value))}</text>')
+            top += 17
+        top += 8
     names = ", ".join(bars.series)
     title = escape(
         f"{bars.title} ({bars.unit}; {names})" if len(bars.series) > 1 else f"{bars.title} ({bars.unit})"
     )
-    return f'<h2>{title}</h2><svg viewBox="0 0 720 {top}" role="img" aria-label="{title}">{"".join(out)}</svg>'
+    picture = f'<svg class="bars" viewBox="0 0 480 {top}" role="img" aria-label="{title}">{"".join(out)}</svg>'
+    return f"<figure><figcaption>{title}</figcaption>{picture}</figure>"
 
 
 def _pre(text: str) -> str:

@@ -6,29 +6,44 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from doctor.report.document import Bars, Document, Table, plain, shell
+from doctor.report.document import Bars, Document, Table, plain
+from doctor.report.issue import shell
+from doctor.report.plot import Plot
 
 
 def render(document: Document) -> str:
-    """The whole report as GitHub Markdown."""
-    out = [
-        f"## vllm-doctor: {document.verdict}",
-        "",
-        f"vllm-doctor {document.version}, commands: {', '.join(document.commands_run)}"
-        + (f", {document.made}" if document.made else "")
-        + ". Secrets and names are redacted.",
+    """The whole report as GitHub Markdown, under the headings of a maintainers' issue form."""
+    issue = document.issue
+    made = f", {document.made}" if document.made else ""
+    out = ["### Issue Type", "", issue.kind, "", "### Summary", ""]
+    out += [" ".join(_text(s) for s in issue.summary), ""]
+    out += [
+        f"Made by vllm-doctor {_text(document.version)} ({', '.join(document.commands_run)}{made}). Secrets and "
+        "names are redacted.",
         "",
     ]
-    if document.machine:
-        out += _table(Table("Machine", ("", ""), document.machine))
-    out += ["### Findings", ""]
-    out += [line for item in document.findings for line in _finding(item)] or ["None.", ""]
+    out += ["### Reproduction Steps", ""]
+    steps = list(dict.fromkeys(document.reproduce))
+    out += [*_fenced("\n".join(steps), "sh"), ""] if steps else ["See the command below.", ""]
+    out += ["### Expected", "", *(f"- {_text(line)}" for line in issue.expected), ""]
+    out += ["### Actual", "", *(f"- {_text(line)}" for line in issue.actual), ""]
+    out += [line for item in document.findings for line in _finding(item)]
     for table in document.tables:
         out += _table(table)
     for bars in document.bars:
         out += _bars(bars)
-    if document.reproduce:
-        out += ["### Reproduce", "", *_fenced("\n".join(dict.fromkeys(document.reproduce)), "sh"), ""]
+    for plot in document.plots:
+        out += _plot(plot)
+    out += ["### Exact Command, Profile and Model", ""]
+    out += [*_fenced("\n".join(issue.commands), "sh"), ""] if issue.commands else ["No server was started.", ""]
+    out += _rows(("", ""), issue.profile)
+    out += ["### Environment and topology", ""]
+    out += _rows(("", ""), document.machine) or [
+        "Not known: there is no answer of `check` among the files. `vllm-doctor report --check FILE` adds it.",
+        "",
+    ]
+    if document.logs:
+        out += ["### Logs", ""]
     for name, text in document.logs:
         out += [f"<details><summary>{_text(name)}</summary>", "", *_fenced(text, "text"), "", "</details>", ""]
     if document.skipped:
@@ -61,17 +76,27 @@ def _finding(item: Mapping[str, Any]) -> list[str]:
 
 
 def _table(table: Table) -> list[str]:
-    if not table.rows:
+    return [f"#### {_text(table.title)}", "", *_rows(table.head, table.rows)] if table.rows else []
+
+
+def _rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    if not rows:
         return []
-    head = table.head if any(table.head) else (" ", " ")
-    return [
-        f"### {_text(table.title)}",
-        "",
-        _row(head),
-        "|" + "---|" * len(head),
-        *(_row(r) for r in table.rows),
-        "",
-    ]
+    shown = head if any(head) else (" ", " ")
+    return [_row(shown), "|" + "---|" * len(shown), *(_row(r) for r in rows), ""]
+
+
+def _plot(plot: Plot) -> list[str]:
+    """The figures of a plot: a picture cannot be pasted as text."""
+    xs = sorted({x for curve in plot.curves for x, _ in curve.points})
+    by = [dict(curve.points) for curve in plot.curves]
+    head = (plot.x_label, *(curve.label for curve in plot.curves))
+    rows = [(plain(int(x)), *(plain(_whole(values.get(x))) for values in by)) for x in xs]
+    return _table(Table(f"{plot.title} ({plot.y_label})", head, tuple(rows)))
+
+
+def _whole(value: float | None) -> float | int | None:
+    return int(value) if value is not None and value == int(value) else value
 
 
 def _bars(bars: Bars) -> list[str]:

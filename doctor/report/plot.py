@@ -9,7 +9,7 @@ from html import escape
 
 #: Units of the picture; a page scales it to its width. Wide enough for six labels, narrow enough for a phone.
 WIDTH, HEIGHT = 480, 330
-_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 14, 12, 46
+_LEFT, _RIGHT, _TOP, _BOTTOM = 80, 14, 12, 46
 _LEGEND = 20
 
 #: Colours by class; a page brings its own for its own background.
@@ -94,15 +94,16 @@ def svg(plot: Plot, *, inline: bool = False) -> str:
     bottom = height - _BOTTOM
     at_y = scale(0, most * 1.05 or 1.0, bottom, top)
     title = escape(plot.title)
+    space = "" if inline else ' xmlns="http://www.w3.org/2000/svg"'
     out = [
-        f'<svg class="plot" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
+        f'<svg class="plot"{space} viewBox="0 0 {WIDTH} {height}" role="img" '
         f'aria-label="{title}" font-family="system-ui,sans-serif" font-size="14">'
     ]
     if not inline:
         out += [
             f"<title>{title}</title><style>{STYLE}</style>",
             f'<rect class="back" width="{WIDTH}" height="{height}"/>',
-            f'<text x="{_LEFT - 54}" y="22" font-weight="600">{title}</text>',
+            f'<text x="12" y="22" font-weight="600">{title}</text>',
         ]
     out += _legend(plot, head + 14)
     for value in ticks(most):
@@ -116,7 +117,7 @@ def svg(plot: Plot, *, inline: bool = False) -> str:
         )
     middle = (top + bottom) / 2
     out.append(
-        f'<text class="soft" transform="translate(16 {middle}) rotate(-90)" text-anchor="middle">'
+        f'<text class="soft" transform="translate(18 {middle}) rotate(-90)" text-anchor="middle">'
         f"{escape(plot.y_label)}</text>"
     )
     out.append(

@@ -97,7 +97,7 @@ def comparison(rows: Sequence[Row]) -> tuple[tuple[str, ...], ...]:
             continue
         low, high = known.get("kv_tokens_range") or (None, None)
         span = f" ({low:,} to {high:,})" if low is not None and low != high else ""
-        start = f"{known.get('start')} start" if row.get("compile") in ("cold", "warm") else "any start"
+        start = str(known.get("start")) if row.get("compile") in ("cold", "warm") else "any"
         out.append(
             (
                 str(row.get("label")),
@@ -128,12 +128,14 @@ def plots(rows: Sequence[Row]) -> list[Plot]:
 def _plot(rows: Sequence[Row], name: str, title: str, axis: str, setting: str, x_label: str, y_label: str,
           figure: str, *, predicted: bool = False) -> Plot | None:  # fmt: skip
     """One plot, a curve for every model and number of draft tokens; None with less than two points."""
-    mine = [r for r in rows if axis in (r.get("axes") or ())]
     groups: dict[tuple[str, int], list[Row]] = {}
-    for row in mine:
-        groups.setdefault((str(row.get("model")), int(row["settings"]["draft_tokens"])), []).append(row)
-    models = {model for model, _ in groups}
+    for row in rows:
+        several = groups.setdefault((str(row.get("model")), int(row["settings"]["draft_tokens"])), [])
+        if axis in (row.get("axes") or ()):
+            several.append(row)
+    models = {model for (model, _), several in groups.items() if several}
     curves = []
+    # a curve has the same colour in every plot
     for colour, ((model, drafts), several) in enumerate(groups.items()):
         label = (f"{model}, " if len(models) > 1 else "") + (f"MTP {drafts}" if drafts else "without MTP")
         curves.append(Curve(label, _points(several, setting, lambda r: r.get(figure)), colour))

@@ -282,6 +282,23 @@ def test_misuse_is_one_line(
     assert not (tmp_path / "out").exists()
 
 
+def test_nothing_secret_is_kept(environment: Path, tmp_path: Path) -> None:
+    secret = "hf_" + "aB3" * 12
+    home = tmp_path / "home" / "petramuster"
+    home.mkdir(parents=True)
+    out = tmp_path / "out"
+    plan = ("--context", "1K", "--axes", "context", "--mtp", "0", "--", "--hf-token", secret)
+    for size, stub in ((2, ""), (4, "die:nothing")):
+        sweep(environment, make_model(home / f"m{size}", size), out, *plan, stub=stub, HOME=str(home),
+              VLLM_STUB_SAYS=f"loading {home}/m with {secret} for petra.muster@example.org")  # fmt: skip
+    assert [r["outcome"] for r in rows(out)] == ["ok", "died"]
+    kept = {p: p.read_text() for p in out.rglob("*") if p.is_file()}
+    assert sum(p.suffix == ".log" for p in kept) == 2
+    assert "<hf-token>" in "".join(kept.values())
+    for path, text in kept.items():
+        assert not [s for s in (secret, str(home), "petra.muster@") if s in text], path
+
+
 def test_a_model_that_is_not_there(environment: Path, tmp_path: Path) -> None:
     code, answer, _ = sweep(environment, tmp_path / "none", tmp_path / "out", *SMALL)
     assert (code, answer["verdict"]) == (2, "blocked")
