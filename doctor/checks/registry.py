@@ -30,6 +30,7 @@ MODULES: tuple[str, ...] = (
     "doctor.checks.storage",
     "doctor.checks.network",
     "doctor.checks.serving",
+    "doctor.checks.container_way",
     "doctor.checks.evidence.driver",
     "doctor.checks.evidence.gpu",
     "doctor.checks.evidence.wsl",
