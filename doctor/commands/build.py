@@ -51,6 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     other = parser.add_argument_group("instead of a build")
     other.add_argument("--print", action="store_true", help="the Dockerfile and all arguments; builds nothing")
     other.add_argument(
+        "--update-pins", action="store_true", help="show what newer pins would change; writes nothing"
+    )
+    other.add_argument(
         "--verify-pins", action="store_true", help="ask the registry and the hub whether the pins stand"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else")
@@ -66,8 +69,13 @@ def run(args: argparse.Namespace) -> int:
         value = getattr(args, option)
         if value is not None and (not value.strip() or value.startswith("-")):
             raise DoctorError(f"--{option} needs a value, not {value!r}")
+    modes = [f"--{m.replace('_', '-')}" for m in ("print", "update_pins", "verify_pins") if getattr(args, m)]
+    if len(modes) > 1:
+        raise DoctorError(f"{modes[0]} and {modes[1]} cannot go together")
     if args.verify_pins:
         return _verify(as_json=args.json)
+    if args.update_pins:
+        return _update(as_json=args.json)
     options = BuildOptions(
         base=args.base,
         target=args.target,
@@ -148,3 +156,24 @@ def _verify(*, as_json: bool) -> int:
     else:
         sys.stdout.write("\n".join(verify.lines(results)) + "\n")
     return verify.exit_code(results)
+
+
+def _update(*, as_json: bool) -> int:
+    import os
+
+    from doctor.host import LocalHost
+    from doctor.image import pins, update, verify
+    from doctor.report.progress import Progress
+
+    known = pins.load()
+    with Progress("pins") as progress:
+        results = verify.verify(known, os.environ, progress.update)
+        text = update.diff(known, LocalHost(), results, progress.update)
+    if as_json:
+        sys.stdout.write(json.dumps({"schema_version": 1, "command": "build", "update": text}, indent=1) + "\n")
+        return 0
+    unheard = [r.name for r in results if r.status == verify.UNREACHABLE]
+    if unheard:
+        print(f"not asked, no answer: {', '.join(unheard)}", file=sys.stderr)  # noqa: T201
+    sys.stdout.write(f"{text}\n" if text else "Nothing would change.\n")
+    return 0

@@ -87,6 +87,8 @@ def examine(host: Host, on_done: Callable[[ProbeStatus], None]) -> Snapshot:
 
 def run_build(options: BuildOptions, s: Snapshot, host: Host, say: Say, *, apart_s: float) -> BuildResult:
     """Plans, checks and builds. Raises DoctorError for misuse; what stops the build is in ``findings``."""
+    if options.target is not None:
+        pins.load().target(options.target)  # a slip of the pen is said before anything else
     result = BuildResult(s)
     for option, path in (("--sbom", options.sbom), ("--save", options.save)):
         if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):

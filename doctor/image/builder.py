@@ -157,10 +157,12 @@ def _follow(
                 *lines, buffer = re.split(rb"\r?\n|\r", buffer + data)
                 for line in lines:
                     steps.take(line.decode("utf-8", "replace"))
-            now = clock()
-            if steps.title and (steps.title != told or now - since >= apart_s):
-                say(steps.title if steps.title != told else steps.told())
-                told, since = steps.title, now
+                    if steps.title != told:
+                        told, since = steps.title, clock()
+                        say(told)
+            if told and clock() - since >= apart_s:
+                since = clock()
+                say(steps.told())
     if buffer:
         steps.take(buffer.decode("utf-8", "replace"))
 

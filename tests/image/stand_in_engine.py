@@ -1,56 +1,65 @@
-"""Plays `docker` for the archive: a program that answers from a folder, and refuses what a test did not plan."""
+"""A docker or podman that does what a plan says and nothing else. Installed as a script; see ``install``.
 
-from __future__ import annotations
+Every call is written down. One that the plan lacks ends with 99 and is written down as unplanned.
+"""
 
 import json
 import os
+import re
+import signal
 import sys
 import time
-from pathlib import Path
 
-FOLDER = Path(os.environ["STAND_IN_ENGINE"])
-PLAN = json.loads((FOLDER / "plan.json").read_text())
+HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def main(words: list[str]) -> int:
-    with (FOLDER / "calls").open("a") as calls:
-        calls.write(" ".join(words) + "\n")
-    if words[:4] == ["image", "inspect", "--format", "{{.Size}}"]:
-        if PLAN.get("no_image"):
-            print("Error: No such image: " + words[4], file=sys.stderr)
-            return 1
-        print(PLAN["size"])
-    elif words[:2] == ["info", "--format"]:
-        print(f"{PLAN.get('root', '/nowhere')}|{PLAN.get('status', '[]')}")
-    elif words[0] == "create":
-        assert words[1] == "--pull=never"
-        print("0123abc")
-    elif words[0] == "cp":
-        assert words[1] == "0123abc:/opt/vllm-doctor/sbom.cdx.json"
-        if not (FOLDER / "sbom").exists():
-            print("Error: No such container:path: " + words[1], file=sys.stderr)
-            return 1
-        Path(words[2]).write_bytes((FOLDER / "sbom").read_bytes())
-    elif words[0] == "rm":
-        print(words[-1])
-    elif words[0] == "save":
-        (FOLDER / "pid").write_text(str(os.getpid()))
-        return save()
-    else:
-        print(f"not planned: {words}", file=sys.stderr)
+def write(call):
+    with open(os.path.join(HERE, "calls.jsonl"), "a", encoding="utf-8") as file:
+        file.write(json.dumps(call) + "\n")
+
+
+def planned(argv, plan):
+    for entry in plan:
+        if len(entry["argv"]) == len(argv) and all(
+            re.fullmatch(p, a)
+            for p, a in zip(entry["argv"], argv)  # noqa: B905  any Python 3
+        ):
+            return entry
+    return None
+
+
+def main():
+    argv = sys.argv[1:]
+    with open(os.path.join(HERE, "plan.json"), encoding="utf-8") as file:
+        entry = planned(argv, json.load(file))
+    call = {"argv": argv, "program": os.path.basename(sys.argv[0]), "unplanned": entry is None}
+    call["env"] = {k: v for k, v in os.environ.items() if k.startswith(("DOCKER", "BUILD", "LC_ALL"))}
+    if argv[:1] == ["build"] and os.path.isdir(argv[-1]):
+        call["context"] = sorted(
+            os.path.relpath(os.path.join(folder, name), argv[-1])
+            for folder, _, names in os.walk(argv[-1])
+            for name in names
+        )
+    write(call)
+    if entry is None:
+        sys.stderr.write(f"unplanned: {argv}\n")
         return 99
-    return 0
+    if entry.get("deaf"):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.stdout.write(entry.get("out", ""))
+    sys.stdout.flush()
+    sys.stderr.write(entry.get("err", ""))
+    sys.stderr.flush()
+    if entry.get("sleep"):
+        write({"argv": ["sleeping"], "pid": os.getpid(), "unplanned": False})
+        try:
+            time.sleep(entry["sleep"])
+        except KeyboardInterrupt:
+            write({"argv": ["interrupted"], "unplanned": False})
+            return 130
+    return entry.get("rc", 0)
 
 
-def save() -> int:
-    data = (FOLDER / "saved.tar").read_bytes()
-    sent = data[: PLAN.get("cut", len(data))]
-    sys.stdout.buffer.write(sent)
-    sys.stdout.buffer.flush()
-    time.sleep(PLAN.get("sleep", 0))
-    if PLAN.get("error"):
-        print(PLAN["error"], file=sys.stderr)
-    return int(PLAN.get("exit", 0))
-
-
-sys.exit(main(sys.argv[1:]))
+if __name__ == "__main__":
+    sys.exit(main())
