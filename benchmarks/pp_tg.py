@@ -52,6 +52,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("--prompt and --runs want at least 1, --generate at least 2")
     try:
         client = Client.of_url(args.url, deadline_s=args.deadline)
+        client.model = str(next((row.get("id") for row in client.models()), ""))
         filler = client.tokenize(FILLER)
         if not filler:
             raise ServerError(f"/tokenize gives nothing for {FILLER!r}")

@@ -81,8 +81,10 @@ OUTSIDE = """The same for `vllm serve`. For the fork's own kernels the launcher 
 
 TEMPLATE_HEAD = """## The issue
 
-Paste it, and put the measured values where a command stands. `report.md` is what `vllm-doctor report` writes:
-machine, topology, findings, server, probes and logs, redacted and fenced.
+`vllm-doctor report` writes `report.md` under the same headings from what was run: environment, topology,
+findings, server, probes, sweep, plots and logs, redacted and fenced. The text below adds what only `fit` knows,
+the profile and the fork's own benchmark. Put the measured values where a command stands, and the parts of
+`report.md` under theirs.
 
 ```sh
 vllm-doctor check --deep --save check.json
@@ -133,7 +135,7 @@ def issue(fit: Fit) -> str:
         "needs GPU_DEVICES=0 and TP_SIZE=1 from outside. This report gives a profile for one card, what the first "
         "requests compile after the built-in warm-up, and context length against KV cache.", "",
         "### Reproduction Steps", "",
-        "1. Topology: the table `Machine` of the report below, and `nvidia-smi topo -m` (empty under WSL2).",
+        "1. Topology: `Environment and topology` of report.md, and `nvidia-smi topo -m` (empty under WSL2).",
         "2. Profile and start: see Exact Command. Start twice: the first start has an empty compile cache.",
         "3. Warm up, then measure: `vllm-doctor warmup --url http://127.0.0.1:8000 --log server.log`, "
         "`python benchmarks/pp_tg.py http://127.0.0.1:8000`.",
@@ -147,7 +149,7 @@ def issue(fit: Fit) -> str:
         "*To be measured on the card*: the third column of the table, three runs each, and:", "",
         "- first against later request of each shape, before and after the warm-up: `vllm-doctor warmup --url "
         "http://127.0.0.1:8000 --log server.log`. Reported to be compiled by the first requests:", "",
-        *fenced(kernels), "- `report.md`, pasted here as it is.", "",
+        *fenced(kernels), "- the tables, plots and logs of report.md.", "",
         "### Exact Command / Profile / Model", "",
         "Model QuantTrio/Qwen3.5-9B-AWQ at revision: *to be filled in*. Profile:", "",
         *fenced(env_text(fit.model, fit.profile), "sh"),

@@ -46,6 +46,7 @@ def test_three_runs_and_their_median(url: str) -> None:
     assert prefill
     assert float(prefill[1]) == sorted(map(float, prefill.groups()[1:]))[1]
     assert re.search(r"^\| TG8 \| [\d.]+ \| [\d.]+, [\d.]+, [\d.]+ \|$", done.stdout, re.MULTILINE)
+    assert "model smoke, one warm-up" in done.stdout
     assert "cached tokens [0, 0, 0]" in done.stdout
 
 
