@@ -16,7 +16,8 @@ from doctor.report import sweep_view
 from doctor.report.issue import Issue, describe, shell
 from doctor.report.machine import machine_rows
 from doctor.report.plot import Plot
-from doctor.snapshot import SnapshotError, loads
+from doctor.snapshot import Snapshot, SnapshotError, loads
+from doctor.sweep.plan import AXES
 
 _VERDICTS = ("blocked", "degraded", "unknown", "ready")
 _SERVER_FIGURES = (
@@ -30,6 +31,14 @@ _SERVER_FIGURES = (
     ("KV pool (tokens)", "kv_tokens"),
     ("concurrency", "concurrency"),
     ("block (tokens)", "block_size"),
+)
+
+
+_SWEEP_OPTIONS = (
+    ("--context", "max_model_len"),
+    ("--mtp", "draft_tokens"),
+    ("--sequences", "max_num_seqs"),
+    ("--batched", "max_num_batched_tokens"),
 )
 
 
@@ -113,9 +122,25 @@ def _machine(answer: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     if not isinstance(snapshot, dict):
         return ()
     try:
-        return tuple(machine_rows(loads(json.dumps(snapshot))))
+        facts = loads(json.dumps(snapshot))
     except SnapshotError:
         return ()
+    return (*machine_rows(facts), *_topology(facts))
+
+
+def _topology(facts: Snapshot) -> list[tuple[str, str]]:
+    """How many cards there are and how each is attached: `nvidia-smi topo -m` shows no more of one card."""
+    if facts.gpus is None:
+        return []
+    lines = [f"{len(facts.gpus)} GPU{'' if len(facts.gpus) == 1 else 's'}"]
+    for gpu in facts.gpus:
+        width = f"x{gpu.pcie_width} of x{gpu.pcie_width_max}" if gpu.pcie_width and gpu.pcie_width_max else ""
+        link = (
+            f"PCIe generation {gpu.pcie_gen} of {gpu.pcie_gen_max} {width}" if gpu.pcie_gen else "link not known"
+        )
+        screen = "a display is attached" if gpu.display_active else ""
+        lines.append(", ".join(part for part in (f"{gpu.index}: {link.strip()}", screen) if part))
+    return [("topology", "\n".join(lines))]
 
 
 def _smoke(answer: Mapping[str, Any], out: Document) -> None:
@@ -244,8 +269,8 @@ def _gib(value: Any) -> str:
 def _reproduce(answer: Mapping[str, Any]) -> list[str]:
     sweep = answer.get("sweep")
     if isinstance(sweep, dict):
-        failed = [r for r in _dicts(sweep.get("rows")) if r.get("outcome") != "ok" and r.get("argv")]
-        return [shell(r["argv"], r.get("env")) for r in failed[:3]]
+        rows = [r for r in _dicts(sweep.get("rows")) if r.get("argv") and isinstance(r.get("settings"), dict)]
+        return [_sweep_command(rows, sweep.get("setup") or {})] if rows else []
     smoke = answer.get("smoke")
     if not isinstance(smoke, dict):
         warm = answer.get("warmup")
@@ -255,7 +280,35 @@ def _reproduce(answer: Mapping[str, Any]) -> list[str]:
     server = smoke.get("server") or {}
     if server.get("url"):
         return [shell(["vllm-doctor", "smoke", "--url", server["url"], "--json"])]
-    return [shell(server["argv"], server.get("env"))] if server.get("argv") else []
+    if not server.get("argv"):
+        return []
+    asked = ["vllm-doctor", "smoke", "--url", f"http://127.0.0.1:{server.get('port') or 8000}", "--json"]
+    return [shell(server["argv"], server.get("env")), shell(asked)]
+
+
+def _sweep_command(rows: Sequence[Mapping[str, Any]], setup: Mapping[str, Any]) -> str:
+    """The sweep that starts these points again."""
+    out = ["vllm-doctor", "sweep"]
+    for model in dict.fromkeys(_served(r["argv"]) for r in rows):
+        out += ["--model", model]
+    axes = {a for r in rows for a in r.get("axes") or ()} - {"edge"}
+    out += ["--axes", ",".join(a for a in AXES if a in axes)]
+    for option, name in _SWEEP_OPTIONS:
+        # the first model's: what a further one adds follows from its edge
+        values = sorted({r["settings"].get(name) for r in rows if "edge" not in (r.get("axes") or ())})
+        out += [option, ",".join(map(str, values))]
+    if setup.get("utilization"):
+        out += ["--util", str(setup["utilization"])]
+    if setup.get("images"):
+        out.append("--images")
+    extra = setup.get("serve_args") or []
+    return shell([*out, *(["--", *extra] if extra else [])])
+
+
+def _served(argv: Sequence[Any]) -> str:
+    """The model of a `vllm serve` command."""
+    words = [str(a) for a in argv]
+    return words[words.index("serve") + 1] if "serve" in words[:-1] else "MODEL"
 
 
 def _dicts(value: Any) -> list[dict[str, Any]]:

@@ -268,6 +268,9 @@ def test_a_sweep_as_an_issue(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert f"- {label}: it starts, with a KV pool of 114,966 tokens as predicted" in expected
     assert f"- {label}: refused: One request of 262,144 tokens" in actual
     assert "--max-model-len 262144" in text.split("### Exact Command")[1]
+    steps = text.split("### Reproduction Steps")[1].split("### Expected")[0]
+    assert "--axes context,sequences,batched --context 8192,16384,32768,65536,131072,262144 --mtp 0,2" in steps
+    assert "--sequences 1,2,3,4 --batched 1024,2048,4096,8192 --util 0.8" in steps
     assert "| card | NVIDIA GeForce RTX 2080 Ti, 21.42 GiB |" in text
     assert "#### Predicted and measured: vLLM 0.26.0 on NVIDIA GeForce RTX 2080 Ti" in text
     assert "| Qwen3.5-9B-AWQ, 8K, MTP 0, 1 sequence, 2,048 batched | later | 189,757 (179,847 to 197,847)" in text
@@ -308,3 +311,21 @@ def test_the_type_follows_from_the_first_finding(finding: dict[str, str], kind: 
     verdict = "ready" if finding["severity"] == "note" else "blocked"
     document = build([{"verdict": verdict, "findings": [{**finding, "summary": "It is so"}]}])
     assert markdown.render(document).startswith(f"### Issue Type\n\n{kind}\n\n### Summary\n")
+
+
+def test_the_environment_says_how_many_cards_and_how_they_are_attached(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from doctor.facts import GpuFacts
+    from doctor.snapshot import Snapshot, dumps
+
+    card = GpuFacts(
+        0, "NVIDIA GeForce RTX 2080 Ti", pcie_gen=1, pcie_gen_max=3, pcie_width=16, pcie_width_max=16,
+        display_active=True,
+    )  # fmt: skip
+    text = _written(tmp_path, capsys, "snapshot.json", dumps(Snapshot(gpus=(card,))))
+    shown = text.split("### Environment and topology")[1]
+    assert "| topology | 1 GPU<br>0: PCIe generation 1 of 3 x16 of x16, a display is attached |" in shown
+    (tmp_path / "sweep.jsonl").write_text(json.dumps(samples.row(8192, 2)) + "\n")
+    assert main(["report", str(tmp_path / "sweep.jsonl"), "--check", "--markdown", "-"]) == 0
+    assert "| host | " in capsys.readouterr().out.split("### Environment and topology")[1]
