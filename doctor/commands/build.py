@@ -40,6 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     how.add_argument("--network", metavar="MODE", help="network of the build's steps, such as host or none")
     how.add_argument("--no-cache", action="store_true", help="run every step anew")
+    how.add_argument(
+        "--ignore-room",
+        action="store_true",
+        help="build with less room than a whole build needs (layers are cached)",
+    )
     after = parser.add_argument_group("after the build")
     after.add_argument("--sbom", type=Path, metavar="FILE", help="write the bill of materials (CycloneDX) to FILE")
     after.add_argument(
@@ -86,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
         network=args.network,
         no_cache=args.no_cache,
         ignore_hardware=args.ignore_hardware,
+        ignore_room=args.ignore_room,
         sbom=args.sbom,
         save=args.save,
     )

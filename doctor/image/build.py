@@ -46,6 +46,7 @@ class BuildOptions:
     network: str | None = None
     no_cache: bool = False
     ignore_hardware: bool = False
+    ignore_room: bool = False
     sbom: Path | None = None
     save: Path | None = None
 
@@ -107,7 +108,7 @@ def run_build(options: BuildOptions, s: Snapshot, host: Host, say: Say, *, apart
     result.plan = make_plan(options, s, host, chosen, say)
     result.notes += result.plan.notes
     result.findings += result.plan.refusals
-    before = preflight.inspect(s, chosen, host, result.plan.target)
+    before = preflight.inspect(s, chosen, host, result.plan.target, ignore_room=options.ignore_room)
     result.findings += before.findings
     result.notes += before.notes
     wheels = _wheels(options, result.plan)

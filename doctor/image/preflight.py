@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from doctor import catalogue
 from doctor.catalogue.gpus import version_tuple
 from doctor.checks.registry import found, judge
-from doctor.finding import Confidence, Evidence, Finding, Severity
+from doctor.finding import Confidence, Evidence, Finding, Remedy, Severity
 from doctor.host import Host
 from doctor.host.examine import PROBES, Options, examine
 from doctor.image.engine import CLIENT_S, Engine
@@ -34,12 +34,19 @@ class Room:
 
 
 @dataclass(frozen=True)
+class Needs:
+    """Bytes on the engine's disk and of memory."""
+
+    room: int
+    memory: int
+
+
+@dataclass(frozen=True)
 class Preflight:
     """``findings`` end the build; ``notes`` are said."""
 
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
-    room: Room | None = None
 
 
 def look(host: Host, on_done: Callable[[ProbeStatus], None]) -> Snapshot:
@@ -66,8 +73,8 @@ def elsewhere(s: Snapshot, engine: Engine) -> bool:
     )
 
 
-def inspect(s: Snapshot, engine: Engine, host: Host, target: Target) -> Preflight:
-    """Daemon, its version, room and memory."""
+def inspect(s: Snapshot, engine: Engine, host: Host, target: Target, *, ignore_room: bool = False) -> Preflight:
+    """Daemon, its version, room and memory. ``ignore_room``: too little is said and does not end the build."""
     notes = [f"{path_and_reason}; {engine.path} is used" for path_and_reason in engine.passed_over]
     if elsewhere(s, engine):
         assert s.container is not None  # noqa: S101  elsewhere() has looked
@@ -79,16 +86,21 @@ def inspect(s: Snapshot, engine: Engine, host: Host, target: Target) -> Prefligh
             return Preflight(problems, tuple(notes))
     room = _room(s, engine, host)
     need = needs(target)
-    findings = _short_of_room(room, need["room"])
+    if need is None:  # a lock of the user's own: nobody has measured it
+        return Preflight((), tuple(notes))
     if room is None or room.free is None:
-        notes.append(f"room of the engine not known; the build needs about {need['room'] / GIB:.0f} GiB")
+        notes.append(f"room of the engine not known; the build needs about {need.room / GIB:.0f} GiB")
     available = s.system.ram_available_bytes if s.system else None
-    if available is not None and available < need["memory"]:
+    if available is not None and available < need.memory:
         notes.append(
-            f"{available / GIB:.1f} GiB of memory available, the build may need {need['memory'] / GIB:.0f} GiB: "
+            f"{available / GIB:.1f} GiB of memory available, the build may need {need.memory / GIB:.0f} GiB: "
             "a step that the kernel kills ends with code 137"
         )
-    return Preflight(findings, tuple(notes), room)
+    short = _short_of_room(room, need.room)
+    if short is not None and ignore_room:
+        notes.append(f"{short.summary} (--ignore-room)")
+        short = None
+    return Preflight((short,) if short else (), tuple(notes))
 
 
 def daemon(s: Snapshot) -> tuple[Finding, ...]:
@@ -116,11 +128,17 @@ def _blocked(cause: str, text: str, evidence: list[Evidence] | None = None) -> F
     return found(cause, Confidence.PROVEN, text, evidence or (), severity=Severity.BLOCKER)
 
 
-def needs(target: Target) -> Mapping[str, int]:
-    """Bytes of ``room`` and ``memory`` that a build of the target needs, by the table image_build."""
-    rows = catalogue.table("image_build")
-    row = next((r for r in rows if r["dockerfile"] == target.dockerfile), rows[0])
-    return {"room": int(row["room"]), "memory": int(row["memory"])}
+def needs(target: Target) -> Needs | None:
+    """What a whole build of the target needs by the table image_build; None when nobody has measured it."""
+    for row in catalogue.table("image_build"):
+        lock = (
+            row["lock"] is None
+            if target.python_lock is None
+            else target.python_lock.startswith(row["lock"] or "!")
+        )
+        if row["dockerfile"] == target.dockerfile and lock:
+            return Needs(int(row["room"]), int(row["memory"]))
+    return None
 
 
 def _room(s: Snapshot, engine: Engine, host: Host) -> Room | None:
@@ -137,12 +155,16 @@ def _room(s: Snapshot, engine: Engine, host: Host) -> Room | None:
     return Room(folder, room.f_bavail * room.f_frsize if room else None, f"statvfs {folder}")
 
 
-def _short_of_room(room: Room | None, need: int) -> tuple[Finding, ...]:
+def _short_of_room(room: Room | None, need: int) -> Finding | None:
     if room is None or room.free is None or room.free >= need:
-        return ()
-    text = f"{room.folder} has {room.free / GIB:.1f} GiB left; the build needs about {need / GIB:.0f} GiB there"
+        return None
+    text = (
+        f"{room.folder} has {room.free / GIB:.1f} GiB left; a whole build needs about {need / GIB:.0f} GiB there"
+    )
     evidence = [
         Evidence("container.data_free_bytes", f"{room.free / GIB:.1f} GiB", room.source),
         Evidence("needed", f"{need / GIB:.0f} GiB", "table image_build"),
     ]
-    return (_blocked("docker-data-root-full", text, evidence),)
+    finding = _blocked("docker-data-root-full", text, evidence)
+    cached = Remedy("Or, when most layers are in the engine's cache already: --ignore-room")
+    return replace(finding, fixes=(*finding.fixes, cached))

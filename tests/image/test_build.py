@@ -21,7 +21,7 @@ from doctor.errors import DoctorError
 from doctor.facts import ContainerFacts, DriverFacts, GpuFacts, SystemFacts, WslFacts
 from doctor.finding import Severity, Verdict
 from doctor.host.access import LocalHost
-from doctor.image import pins
+from doctor.image import pins, preflight
 from doctor.image.build import BuildOptions, BuildResult, run_build
 from doctor.image.preflight import GIB
 from doctor.report.build_view import as_json, print_build
@@ -323,6 +323,20 @@ def test_no_engine(stand: Stand) -> None:
 def test_no_buildx(stand: Stand) -> None:
     stand.engine(NEW, {**BUILDX, "rc": 1, "out": "", "err": "docker: unknown command: docker buildx\n"})
     assert [f.id for f in refused(stand, MACHINE).findings] == ["buildkit-missing"]
+
+
+def test_little_room_can_be_ignored_and_is_still_said(stand: Stand) -> None:
+    stand.engine(OLD, {"argv": build_argv(), "out": GOOD}, INSPECT)
+    result = stand.build(with_container(data_free_bytes=5 * GIB), ignore_room=True)
+    assert result.judgement.verdict is Verdict.READY
+    assert any("5.0 GiB left" in n and "--ignore-room" in n for n in result.notes)
+
+
+def test_every_target_has_its_room_on_record() -> None:
+    known = [preflight.needs(t) for t in pins.load().targets]
+    assert all(n is not None and n.room > 10 * GIB and n.memory > GIB for n in known)
+    assert preflight.needs(replace(TARGET, python_lock="docker/locks/my-own.txt")) is None
+    assert preflight.needs(replace(TARGET, python_lock=None)) is None
 
 
 def test_the_room_of_podman_is_looked_at(stand: Stand) -> None:
