@@ -241,7 +241,9 @@ def _inspect(result: BuildResult, host: Host, environment: Mapping[str, str]) ->
     except (ValueError, LookupError, TypeError):
         return
     remote = preflight.elsewhere(result.snapshot, result.engine)
-    result.lines = runline.lines(result.snapshot, result.engine, result.plan.tag, remote=remote)
+    model = pins.load().model
+    served = model.id if model is not None else "MODEL"
+    result.lines = runline.lines(result.snapshot, result.engine, result.plan.tag, served, remote=remote)
 
 
 def failure(ended: Ended, log: Path) -> list[Finding]:

@@ -13,6 +13,8 @@ from doctor.snapshot import Snapshot
 CACHE = "vllm-doctor-cache"
 #: vLLM's processes talk through shared memory; an engine gives 64 MiB. The figure of docker/compose.yaml.
 SHM = "4g"
+#: What docker/compose.yaml serves with too.
+SERVE = ("--max-model-len", "8192")
 GPUS = ("--gpus", "all")
 CDI = ("--device", "nvidia.com/gpu=all")
 #: From here on Docker resolves CDI devices without a switch in its configuration.
@@ -31,8 +33,8 @@ class RunLines:
     notes: tuple[str, ...] = ()
 
 
-def lines(s: Snapshot, engine: Engine, image: str, *, remote: bool = False) -> RunLines:
-    """The lines for this host. ``remote``: the daemon is on another machine, of which nothing is known."""
+def lines(s: Snapshot, engine: Engine, image: str, model: str = "MODEL", *, remote: bool = False) -> RunLines:
+    """The lines for this host. ``model``: what is served; ``remote``: nothing is known of the daemon's machine."""
     c = s.container or ContainerFacts()
     first: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -44,8 +46,8 @@ def lines(s: Snapshot, engine: Engine, image: str, *, remote: bool = False) -> R
     full = (*run, "--shm-size", SHM, "-v", f"{CACHE}:/cache")
     commands = (
         ("check", (*run, image, "check")),
-        ("smoke", (*full, "-v", "/FOLDER/OF/MODELS:/models:ro", image, "smoke", "--model", "/models/NAME")),
-        ("serve", (*full, "-p", "127.0.0.1:8000:8000", image, "serve", "MODEL")),
+        ("smoke", (*full, image, "smoke", "--download")),
+        ("serve", (*full, "-p", "127.0.0.1:8000:8000", image, "serve", model, *SERVE)),
     )
     return RunLines(commands, way, why, first, notes)
 

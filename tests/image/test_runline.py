@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from doctor.facts import ContainerFacts, DriverFacts, GpuFacts, WslFacts
+from doctor.image import pins
 from doctor.image.engine import Engine
-from doctor.image.runline import RunLines, lines
+from doctor.image.runline import SHM, RunLines, lines
 from doctor.snapshot import Snapshot
 
 IMAGE = "vllm-doctor:0.26.0-cu130-0123456789ab"
+MODEL = "QuantTrio/Qwen3.5-9B-AWQ"
 DOCKER = Engine("docker", "/usr/bin/docker", "28.5.1", "buildx")
 PODMAN = Engine("podman", "/usr/bin/podman", "5.4.2", "buildah")
 CARD = Snapshot(
@@ -23,7 +25,7 @@ CDI = {"cdi_nvidia_devices": ("nvidia.com/gpu=all",), "cdi_files": ("/etc/cdi/nv
 
 def of(engine: Engine = DOCKER, s: Snapshot = CARD, **facts: Any) -> RunLines:
     container = ContainerFacts(**{"daemon_version": "28.5.1", "runtimes": ("runc",), **facts})
-    return lines(replace(s, container=container), engine, IMAGE)
+    return lines(replace(s, container=container), engine, IMAGE, MODEL)
 
 
 def gpu(found: RunLines) -> tuple[str, ...]:
@@ -88,12 +90,19 @@ def test_under_wsl() -> None:
 def test_what_each_line_carries() -> None:
     by_name = dict(of(runtimes=("nvidia",)).commands)
     assert by_name["check"] == ("docker", "run", "--rm", "--gpus", "all", IMAGE, "check")
-    assert by_name["smoke"][-4:] == (IMAGE, "smoke", "--model", "/models/NAME")
+    assert by_name["smoke"][-3:] == (IMAGE, "smoke", "--download")
+    assert by_name["serve"][-5:] == (IMAGE, "serve", MODEL, "--max-model-len", "8192")
     serve = by_name["serve"]
     assert serve[serve.index("-p") + 1] == "127.0.0.1:8000:8000", "never on every interface"
     for argv in (by_name["smoke"], serve):
         assert argv[argv.index("-v") + 1] == "vllm-doctor-cache:/cache"
         assert argv[argv.index("--shm-size") + 1] == "4g"
+
+
+def test_the_lines_are_those_of_the_compose_file() -> None:
+    text = (pins.load().root / "docker/compose.yaml").read_text(encoding="utf-8")
+    for word in (f"shm_size: {SHM}b", "/cache", ":8000", '"--max-model-len", "8192"', MODEL):
+        assert word in text
 
 
 def test_without_a_card_the_line_says_what_will_happen() -> None:
@@ -102,7 +111,7 @@ def test_without_a_card_the_line_says_what_will_happen() -> None:
 
 
 def test_a_daemon_elsewhere_is_not_judged() -> None:
-    found = lines(replace(CARD, container=ContainerFacts(toolkit_version="")), DOCKER, IMAGE, remote=True)
+    found = lines(replace(CARD, container=ContainerFacts(toolkit_version="")), DOCKER, IMAGE, MODEL, remote=True)
     assert (gpu(found), found.first, found.notes) == (("--gpus", "all"), (), ())
     assert "was not looked at" in found.why
 
