@@ -7,7 +7,7 @@ import json
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from doctor.errors import DoctorError
@@ -39,6 +39,8 @@ class Answer:
     total_s: float = 0.0
     tokens: tuple[str, ...] = ()
     top_logprobs: tuple[Mapping[str, float], ...] = ()
+    arrivals_s: tuple[float, ...] = ()  # when each message with tokens came
+    usage_last: bool = False  # usage came with a message after the last token
     error: str | None = None
     timed_out: bool = False
 
@@ -54,6 +56,21 @@ class Answer:
             return None
         seconds = self.total_s - self.ttft_s
         return (self.completion_tokens - 1) / seconds if seconds > 0 else None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One JSON answer in one piece. ``error`` is the server's own message when it refused or did not answer."""
+
+    status: int | None = None
+    body: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+    @property
+    def choice(self) -> Mapping[str, Any]:
+        """The first choice, {} when there is none."""
+        choices = self.body.get("choices")
+        return choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
 
 
 class Client:
@@ -137,6 +154,32 @@ class Client:
         if not isinstance(tokens, list) or not all(isinstance(t, int) for t in tokens):
             raise ServerError("/tokenize gave no list of token ids")
         return tokens
+
+    def tokenize_chat(self, text: str, timeout_s: float = 30.0) -> list[int]:
+        """The token ids that the chat template makes of one user message. Raises ServerError."""
+        body = {"model": self.model, "messages": [{"role": "user", "content": text}]}
+        tokens = self._json(*self._call("POST", "/tokenize", body, timeout_s)).get("tokens")
+        if not isinstance(tokens, list) or not all(isinstance(t, int) for t in tokens):
+            raise ServerError("/tokenize gave no list of token ids for a chat")
+        return tokens
+
+    def reply(self, path: str, body: Mapping[str, Any]) -> Reply:
+        """A request whose answer comes in one piece, at temperature 0 unless it says otherwise. Never raises."""
+        try:
+            status, data = self._call(
+                "POST", path, {"model": self.model, "temperature": 0, **body}, self.deadline_s
+            )
+        except ServerError as error:
+            return Reply(error=str(error))
+        if status != 200:
+            return Reply(status, error=f"HTTP {status}: {_message(data)}")
+        try:
+            answer = json.loads(data)
+        except ValueError:
+            return Reply(status, error="the answer is not JSON")
+        return (
+            Reply(status, answer) if isinstance(answer, dict) else Reply(status, error="the answer is no object")
+        )
 
     def complete(self, prompt: str | Sequence[int], max_tokens: int, **options: Any) -> Answer:
         """A streamed /v1/completions at temperature 0. Never raises for what the server does."""
@@ -222,8 +265,8 @@ class _StreamReader:
         self.error: str | None = None
         self.timed_out = False
         self.done = False
-        self.ttft: float | None = None
-        self.last: float | None = None
+        self.arrivals: list[float] = []
+        self.usage_last = False
         self.parts: list[str] = []
         self.finish: str | None = None
         self.usage: Mapping[str, Any] = {}
@@ -245,6 +288,7 @@ class _StreamReader:
             return
         if isinstance(message.get("usage"), dict):
             self.usage = message["usage"]
+            self.usage_last = not message["choices"]
         for choice in message["choices"]:
             self._choice(choice, at)
 
@@ -256,9 +300,10 @@ class _StreamReader:
         logprobs = choice.get("logprobs") or {}
         self.tokens += logprobs.get("tokens") or []
         self.tops += logprobs.get("top_logprobs") or []
-        if text or logprobs.get("tokens"):
-            self.ttft = at if self.ttft is None else self.ttft
-            self.last = at
+        # a message of /v1/completions always has tokens, though their text may be empty (half a character);
+        # the first one of a chat only names the role
+        if "text" in choice or text or logprobs.get("tokens"):
+            self.arrivals.append(at)
         self.parts.append(text)
         self.finish = choice.get("finish_reason") or self.finish
 
@@ -271,10 +316,12 @@ class _StreamReader:
             prompt_tokens=_whole(self.usage.get("prompt_tokens")),
             completion_tokens=_whole(self.usage.get("completion_tokens")),
             cached_tokens=_whole(details.get("cached_tokens")) if isinstance(details, dict) else None,
-            ttft_s=self.ttft,
-            total_s=self.last if self.last is not None and self.error is None else total,
+            ttft_s=self.arrivals[0] if self.arrivals else None,
+            total_s=self.arrivals[-1] if self.arrivals and self.error is None else total,
             tokens=tuple(self.tokens),
             top_logprobs=tuple(self.tops),
+            arrivals_s=tuple(self.arrivals),
+            usage_last=self.usage_last,
             error=self.error,
             timed_out=self.timed_out,
         )

@@ -84,11 +84,10 @@ class ShapeTimes:
 def shapes(session: Session, block: int | None, *, sampled: bool | None = None) -> tuple[Shape, ...]:
     """What fits into the context of this server.
 
-    ``sampled`` None: a sampled answer is asked unless the server may run on a CPU and drafts. CPU builds of
-    vLLM up to 0.32 have no rejection kernel for sampling: they read uninitialised memory and the engine dies.
+    ``sampled`` None: a sampled answer is asked unless the server may die of it (:attr:`Session.fragile`).
     """
     if sampled is None:
-        sampled = not (session.cpu and session.draft_tokens)
+        sampled = not session.fragile
     size = block or USUAL_BLOCK
     over = size + size // 8 + 2
     wanted = [

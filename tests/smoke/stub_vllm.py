@@ -30,13 +30,27 @@ It is started through a fake ``ENV/bin/vllm``. What it does wrong comes in VLLM_
     needs:FLAG      exits 1 while loading unless it was given FLAG, or FLAG=VALUE; "refuses:FLAG": if it was
     longest:N       a context of more than N tokens does not fit, as vLLM says it
     dies-in:NAME    exits 1 while loading when its log is NAME.log
+    compiles        a first start compiles into $VLLM_CACHE_ROOT and has a smaller KV cache than later ones
+    no-again        as above, and a later start ends with an error
     no-base         without MTP and prefix caching the server does not start
     no-template     chat answers HTTP 400
+    other-template  a chat has a token more than /tokenize makes of it
+    ignores-stop    the stop text is in the answer, and it goes on
+    short-by-one    answers under 10 tokens are a token short
+    parts-streams   a stream of 32 tokens has another text than the answer in one piece
+    in-one-piece    a stream of 32 tokens arrives in one piece
+    bad-json        JSON does not follow its schema
+    bad-arguments   nor do the arguments of a forced tool call
+    wrong-parser    a free tool call comes back as text
+    ignores-bias    logit_bias has no effect; "ignores-min-p" the same
+    one-at-a-time   requests queue
+    leaks           a request with a stop text leaves 48 MiB behind
     children        starts a child with a cleared environment and one in a session of its own
     stubborn        everything ignores SIGTERM
     orphans         the main process is killed with SIGKILL after it became healthy, its children live on
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -48,9 +62,23 @@ import time
 import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-WORDS = os.environ.get("VLLM_STUB", "").split()
+from stub_answers import (
+    CACHE,
+    MTP,
+    WORDS,
+    State,
+    argument,
+    cached_tokens,
+    count,
+    generate,
+    metrics,
+    refusal,
+    rendered,
+    usage,
+    word,
+)  # fmt: skip
+
 HERE = os.path.dirname(os.path.abspath(__file__))
-BLOCK = 544
 #: As in vLLM 0.32.0; 0.26.0 has the same text.
 JIT_LINE = (
     "(Worker pid=9) WARNING 11-30 10:50:50 [jit_monitor.py:131] Triton kernel JIT compilation during inference: "
@@ -61,29 +89,6 @@ with open(os.path.join(HERE, "start.log"), encoding="utf-8") as _file:
     LINES = [tuple(line.rstrip("\n").split("\t", 1)) for line in _file]
 
 
-MTP = "--speculative-config" in sys.argv
-CACHE = "--no-enable-prefix-caching" not in sys.argv
-
-
-def shifted():
-    return {"mtp": MTP, "cache": CACHE, "both": MTP and CACHE}.get(word("shifts"), False)
-
-
-class _State:
-    def __init__(self):
-        self.asked = 0
-        self.cache = {}
-        self.queries = self.hits = self.drafts = self.drafted = self.accepted = 0
-        self.position = [0, 0]
-        self.shapes = set()
-        self.words = {}
-        self.answers = 0
-        self.lock = threading.Lock()
-
-
-State = _State()
-
-
 def say(line):
     print(line, flush=True)
 
@@ -91,14 +96,6 @@ def say(line):
 def say_death(name):
     with open(os.path.join(HERE, "deaths", f"{name}.log"), encoding="utf-8") as file:
         say(file.read())
-
-
-def argument(name, default=None):
-    return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else default
-
-
-def word(name):
-    return next((w.partition(":")[2] for w in WORDS if w.split(":")[0] == name), None)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -131,7 +128,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/tokenize":
-            words = body["prompt"].split()
+            words = body["prompt"].split() if "prompt" in body else rendered(body)
             State.words.update((zlib.crc32(w.encode()), w) for w in words)
             self.reply(200, {"tokens": [zlib.crc32(w.encode()) for w in words]})
             return
@@ -143,14 +140,28 @@ class Handler(BaseHTTPRequestHandler):
         if "http-500" in WORDS or ("engine-dead" in WORDS and State.asked):
             self.reply(500, {"error": {"message": "EngineCore encountered an issue."}})
             return
-        self.stream(body)
+        refused = refusal(body)
+        if refused:
+            self.reply(400, {"error": {"message": refused, "code": 400}})
+            return
+        if body.get("stop") and "leaks" in WORDS:
+            State.held.append(bytearray(os.urandom(1 << 20) * 48))
+        with State.lock:
+            State.active += 1
+        with State.one if "one-at-a-time" in WORDS else contextlib.nullcontext():
+            if "one-at-a-time" in WORDS:
+                time.sleep(0.1)
+            self.answer(body)
+        with State.lock:
+            State.active -= 1
 
-    def stream(self, body):
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Connection", "close")
-        self.end_headers()
-        self.close_connection = True
+    def answer(self, body):
+        if body.get("stream"):
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Connection", "close")
+            self.end_headers()
+            self.close_connection = True
         with State.lock:
             State.asked += 1
             prompt = body.get("prompt", "chat")
@@ -163,9 +174,11 @@ class Handler(BaseHTTPRequestHandler):
                 if "jit-loaded" not in WORDS:
                     time.sleep(0.6)
             tokens = len(prompt) if isinstance(prompt, list) else len(str(prompt).split())
+            if "messages" in body:
+                tokens = len(rendered(body)) + ("other-template" in WORDS)
             seen = State.cache.get(key, 0)
             State.cache[key] = seen + 1
-            cached = self.cached(tokens, seen)
+            cached = cached_tokens(tokens, seen)
             State.queries += tokens
             State.hits += cached
         if "dies-on-request" in WORDS or "engine-dead" in WORDS:
@@ -180,36 +193,21 @@ class Handler(BaseHTTPRequestHandler):
         if "stream-error" in WORDS:
             self.event({"object": "error", "message": "something odd", "code": 400})
             return
-        self.tokens(body, tokens, cached, seen)
+        if body.get("stream"):
+            self.stream(body, tokens, cached, seen)
+        else:
+            self.whole(body, tokens, cached, seen)
 
-    def cached(self, tokens, seen):
-        if "never-cached" in WORDS or not CACHE or not seen or ("third-only" in WORDS and seen < 2):
-            return 0
-        blocks = max(0, tokens // BLOCK - 1)
-        return max(0, blocks * BLOCK - (7 if "miscount" in WORDS and blocks else 0))
-
-    def tokens(self, body, prompt_tokens, cached, seen):
-        wanted = body["max_tokens"]
-        State.answers += 1
-        prompt = body.get("prompt")
-        recalls = "recalls" in WORDS or ("forgets" in WORDS and not seen)
-        for number in range(wanted):
-            off = 0.01 * (State.answers % 3) if "wobbles" in WORDS else 0.0
-            if seen and number > 2 and shifted():
-                off = 0.6
-            text, top = f" t{number}", {f" t{number}": -0.01 - off, " other": -9.0}
-            if body.get("return_tokens_as_token_ids"):
-                text, top = f"token_id:{number}", {f"token_id:{number}": -0.01 - off, "token_id:999": -9.0}
+    def stream(self, body, prompt_tokens, cached, seen):
+        made, finish = generate(body, seen)
+        if body["max_tokens"] == 32 and "in-one-piece" in WORDS:
+            made = [("".join(t for t, _ in made), {})]
+        for number, (text, top) in enumerate(made):
             if "slow-mtp" in WORDS and MTP and number:
                 time.sleep(0.002)
-            if number == 0 and recalls and isinstance(prompt, list):
-                text = " ".join(State.words.get(i, "") for i in prompt)
-            if number == 5 and seen and "drifting" in WORDS:
-                text, top = " other", {" other": -0.02, " t5": -8.0}
-            if number == 5 and "rounding" in WORDS:
-                top = {" t5": -0.69, " other": -0.70}
-                text = " other" if seen else " t5"
-            choice = {"index": 0, "finish_reason": "length" if number == wanted - 1 else None}
+            if number == 9 and body["max_tokens"] == 32 and "parts-streams" in WORDS:
+                text = ""
+            choice = {"index": 0, "finish_reason": finish if number == len(made) - 1 else None}
             if "messages" in body:
                 choice["delta"] = {"content": text}
             else:
@@ -219,46 +217,36 @@ class Handler(BaseHTTPRequestHandler):
             self.event({"choices": [choice]})
         if "cut-stream" in WORDS:
             return
-        with State.lock:
-            if "--speculative-config" in sys.argv and "no-drafts" not in WORDS:
-                State.drafts += wanted // 2
-                State.drafted += wanted // 2 * 2
-                if "no-accept" not in WORDS:
-                    State.position[0] += wanted // 3
-                    State.position[1] += wanted // 6
-                    State.accepted = sum(State.position)
-        usage = {"prompt_tokens": prompt_tokens, "completion_tokens": wanted}
-        if "no-details" not in WORDS:
-            usage["prompt_tokens_details"] = {"cached_tokens": cached}
-        self.event({"choices": [], "usage": usage})
+        count(body)
+        tokens = body["max_tokens"] if "in-one-piece" in WORDS else len(made)
+        self.event({"choices": [], "usage": usage(prompt_tokens, tokens, cached)})
         self.wfile.write(b"data: [DONE]\n\n")
+
+    def whole(self, body, prompt_tokens, cached, seen):
+        made, finish = generate(body, seen)
+        count(body)
+        text, calls = "".join(t for t, _ in made), None
+        ship = '{"cargo": "copper", "docked": true}'
+        if body.get("response_format"):
+            text, finish = ('{"cargo": 7}' if "bad-json" in WORDS else ship), "stop"
+        if body.get("tools"):
+            forced = isinstance(body["tool_choice"], dict)
+            arguments = '{"cargo": 7}' if "bad-arguments" in WORDS else ship
+            calls = [{"function": {"name": "describe_ship", "arguments": arguments}}]
+            text = ""
+            if not forced and "wrong-parser" in WORDS:
+                text, calls = '<tool>{"name": "describe_ship", "arguments": {}}</tool>', None
+        choice = {"index": 0, "finish_reason": finish}
+        if "messages" in body:
+            choice["message"] = {"content": text, "tool_calls": calls}
+        else:
+            choice["text"] = text
+        if body.get("return_token_ids"):
+            choice["token_ids"] = list(range(len(made)))
+        self.reply(200, {"choices": [choice], "usage": usage(prompt_tokens, len(made), cached)})
 
     def event(self, message):
         self.wfile.write(b"data: " + json.dumps(message).encode() + b"\n\n")
-
-
-def metrics():
-    label = 'engine="0",model_name="smoke"'
-    rows = {
-        "vllm:prefix_cache_queries": State.queries,
-        "vllm:prefix_cache_hits": State.hits,
-    }
-    if "--speculative-config" in sys.argv:
-        rows |= {
-            "vllm:spec_decode_num_drafts": State.drafts,
-            "vllm:spec_decode_num_draft_tokens": State.drafted,
-            "vllm:spec_decode_num_accepted_tokens": State.accepted,
-        }
-    out = ""
-    for name, value in rows.items():
-        out += f"# TYPE {name}_total counter\n{name}_total{{{label}}} {float(value)}\n"
-        out += f"# TYPE {name}_created gauge\n{name}_created{{{label}}} 1.79e+09\n"
-    if "--speculative-config" in sys.argv:
-        for position, value in enumerate(State.position):
-            name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-            out += f'{name}{{{label},position="{position}"}} {float(value)}\n'
-    cache = f'block_size="{BLOCK}",enable_prefix_caching="True",mamba_block_size="16",engine="0"'
-    return out + f"vllm:cache_config_info{{{cache}}} 1.0\n"
 
 
 def child(*extra):
@@ -294,6 +282,28 @@ def refused():
     return word("dies-in") == os.path.basename(os.path.realpath("/proc/self/fd/1")).removesuffix(".log")
 
 
+def compile_once():
+    """After vLLM 0.26.0 on a GPU: the lines that tell a cold start from a warm one, and its KV cache."""
+    cache = os.path.join(os.environ["VLLM_CACHE_ROOT"], "stub")
+    warm = os.path.exists(cache)
+    if warm and "no-again" in WORDS:
+        say_death("nothing")
+        sys.exit(1)
+    if warm:
+        say(
+            "(EngineCore pid=2) INFO 11-30 10:00:00 [decorators.py:640] Directly load AOT compilation from path /c"
+        )
+    else:
+        open(cache, "w").close()
+        say(
+            "(EngineCore pid=2) INFO 11-30 10:00:00 [backends.py:390] Compiling a graph for compile range (1, 2048)"
+        )
+    gib, tokens = (9.5, 300_000) if warm else (8.0, 240_000)
+    LINES[:] = [(p, x) for p, x in LINES if "KV cache size" not in x]
+    say(f"(EngineCore pid=2) INFO 11-30 10:00:00 [gpu_worker.py:390] Available KV cache memory: {gib} GiB")
+    say(f"(EngineCore pid=2) INFO 11-30 10:00:00 [kv_cache_utils.py:1700] GPU KV cache size: {tokens:,} tokens")
+
+
 def main():
     note(os.getpid())
     if refused():
@@ -325,6 +335,8 @@ def main():
         child()
         child({"start_new_session": True})
     stop_at = word("hang")
+    if {"compiles", "no-again"} & set(WORDS):
+        compile_once()
     for phase, line in LINES:
         say(line)
         if stop_at == phase:

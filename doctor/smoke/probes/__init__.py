@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from doctor.facts import ServingFacts
 from doctor.finding import Finding
-from doctor.serve.client import Answer, Client, ServerError
+from doctor.serve.client import Answer, Client, Reply, ServerError
 from doctor.serve.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -71,6 +71,12 @@ class Session:
     pid: int | None = None  # its main process
     warm: Usage | None = None  # memory after the warm-up, taken by the probe of first requests
 
+    @property
+    def fragile(self) -> bool:
+        """Whether it may run on a CPU and drafts: vLLM's CPU builds up to 0.32 then die of requests that are
+        sampled (no rejection kernel, uninitialised memory is read) or bound by a grammar."""
+        return self.cpu and (self.draft_tokens > 0 or "draft_tokens" in self.unknown)
+
     def metrics(self) -> Metrics | None:
         """The counters, or None when they cannot be read."""
         try:
@@ -91,9 +97,45 @@ class Probe(Protocol):
 
 def all_probes() -> tuple[Probe, ...]:
     """In the order they run: whether it answers at all comes first."""
-    from doctor.smoke.probes import consistency, first_requests, liveness, needle, prefix_cache, speculative
+    from doctor.smoke.probes import (
+        chat_template,
+        concurrency,
+        consistency,
+        decode_speed,
+        first_requests,
+        liveness,
+        memory,
+        needle,
+        prediction,
+        prefill_speed,
+        prefix_cache,
+        sampling_limits,
+        speculative,
+        stop_and_length,
+        streaming,
+        structured_output,
+        tool_call,
+    )
 
-    return (liveness, first_requests, prefix_cache, speculative, consistency, needle)
+    return (
+        liveness,
+        first_requests,
+        chat_template,
+        stop_and_length,
+        streaming,
+        structured_output,
+        tool_call,
+        sampling_limits,
+        prefix_cache,
+        speculative,
+        consistency,
+        needle,
+        decode_speed,
+        prefill_speed,
+        concurrency,
+        memory,
+        prediction,
+    )
 
 
 def rounded(value: float | None, digits: int = 3) -> float | None:
@@ -118,4 +160,22 @@ def unusable(name: str, answer: Answer, during: str) -> Result:
             f"{during[0].upper()}{during[1:]}: {answer.error}.",
             [Evidence("request.error", str(answer.error), "HTTP")],
         ),
+    )
+
+
+def unusable_reply(name: str, reply: Reply, during: str) -> Result:
+    """The same for an answer in one piece."""
+    return unusable(name, Answer(status=reply.status, error=reply.error), during)
+
+
+def broken(name: str, why: str, measured: Mapping[str, Any], expected: Mapping[str, Any]) -> Result:
+    """A failure because an answer came whole and is not what was asked for."""
+    from doctor.checks.registry import found
+    from doctor.finding import Confidence, Evidence
+
+    shown = {k: measured[k] for k in expected if k in measured}
+    evidence = [Evidence(f"{name}.{key}", str(value), f"expected {expected[key]}") for key, value in shown.items()]
+    summary = f"{why[0].upper()}{why[1:]}."
+    return Result(
+        name, FAIL, why, measured, expected, found("answer-breaks-request", Confidence.PROVEN, summary, evidence)
     )

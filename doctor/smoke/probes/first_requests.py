@@ -10,6 +10,7 @@ from __future__ import annotations
 from doctor.checks.registry import found
 from doctor.finding import Confidence, Evidence
 from doctor.serve.client import Answer, ServerError
+from doctor.smoke import usage
 from doctor.smoke.jit import JitLines
 from doctor.smoke.probes import ABSTAIN, ADVISE, PASS, Result, Session, unusable
 from doctor.smoke.probes.prefix_cache import block_size
@@ -28,6 +29,7 @@ def probe(session: Session) -> Result:
         times = time_shapes(session, wanted, lambda _: kernels.append(lines.new()))
     except ServerError as error:
         return Result(NAME, ABSTAIN, f"no prompt could be made: {error}")
+    session.warm = usage.read(session)
     bad = next((t for t in times if t.error), None)
     if bad is not None:
         return unusable(NAME, Answer(error=bad.error), f"{bad.shape.name} of {bad.shape.tokens} tokens failed")

@@ -11,9 +11,12 @@ from typing import Any
 
 from doctor.checks.registry import found
 from doctor.finding import Confidence, Evidence
+from doctor.memory.kv import size_pool
+from doctor.memory.layout import UnsupportedOption, lay_out
 from doctor.serve import metrics as names
 from doctor.serve.client import Answer, ServerError
 from doctor.serve.metrics import Metrics
+from doctor.smoke.outlook import outlook
 from doctor.smoke.probes import ABSTAIN, ADVISE, FAIL, PASS, Result, Session, rounded, unusable
 from doctor.smoke.prompts import unique_prompt
 
@@ -23,6 +26,8 @@ TOKENS = 4
 REQUESTS = 3
 #: A hit that saves less than this share of the time to the first token deserves a look (never on a CPU).
 LEAST_SAVING = 0.2
+#: Seconds to a cold first token below which nothing can be saved: what a request costs anyway is as long.
+LEAST_COLD_S = 0.1
 
 
 def probe(session: Session) -> Result:
@@ -37,7 +42,8 @@ def probe(session: Session) -> Result:
         return Result(NAME, ABSTAIN, "the server does not tell its block size")
     length = prompt_length(block, session.draft_tokens)
     if length + TOKENS > session.max_model_len:
-        why = f"two blocks of {block} tokens need {length}, max-model-len is {session.max_model_len}"
+        why = f"two blocks of {block} tokens need {length}, max-model-len is {session.max_model_len}; "
+        why += "shorter prompts never hit, which is no fault"
         return Result(NAME, ABSTAIN, why, {"block_size": block})
     try:
         prompt = unique_prompt(session.client, length)
@@ -73,12 +79,15 @@ def judge(
     cached = [a.cached_tokens for a in answers]
     hits = after.since(before, names.PREFIX_HITS) if after and before else None
     queries = after.since(before, names.PREFIX_QUERIES) if after and before else None
-    best = (length // block - (1 if session.draft_tokens else 0)) * block
+    least = smallest_hit(session, block)
+    best = (length - least) // block * block + block
     measured: dict[str, Any] = {
         "block_size": block,
         "prompt_tokens": length,
         "cached_tokens": cached,
         "ttft_s": [rounded(a.ttft_s) for a in answers],
+        "ttft_ratio": _ratio(answers),
+        "smallest_prompt_that_hits": least,
         "hit_counter": hits,
         "query_counter": queries,
     }
@@ -101,11 +110,36 @@ def judge(
     first = next(n for n, c in enumerate(known, 1) if c)
     share = f"{got // block} of {length // block} blocks"
     why = f"{got} of {length} tokens ({share}) came from the cache from request {first} on"
+    if got > best:
+        why += f", {got - best} more than can be kept"
+        return Result(NAME, FAIL, why, measured, expected, _finding("prefix-cache-miscounts", why, measured))
     cold, warm = answers[0].ttft_s, answers[-1].ttft_s
-    if not session.cpu and cold and warm and warm > cold * (1 - LEAST_SAVING):
+    if not session.cpu and cold and warm and cold >= LEAST_COLD_S and warm > cold * (1 - LEAST_SAVING):
         why += f"; but the first token came after {warm:.2f} s instead of {cold:.2f} s"
         return Result(NAME, ADVISE, why, measured, expected)
+    why += f"; a prompt under {least} tokens never hits, which is no fault"
     return Result(NAME, PASS, why, measured, expected)
+
+
+def smallest_hit(session: Session, block: int) -> int:
+    """Tokens of the shortest prompt that hits: a whole block and one to compute, with MTP a block more."""
+    known = outlook(session)
+    if not isinstance(known, str):
+        try:
+            layout = lay_out(known.model.shape, known.options, known.version)
+            predicted = size_pool(known.model.shape, 1, known.options, known.version).smallest_prefix_hit
+        except UnsupportedOption:
+            predicted = None
+        # a block of another size than predicted has its own probe; the rule stays the same
+        if predicted is not None and layout.block_size == block:
+            return predicted
+    return block * (2 if session.draft_tokens else 1) + 1
+
+
+def _ratio(answers: list[Answer]) -> float | None:
+    """How many times later the first token comes cold."""
+    cold, warm = answers[0].ttft_s, answers[-1].ttft_s
+    return rounded(cold / warm, 2) if cold and warm else None
 
 
 def _by_counter(hits: float, block: int, measured: dict[str, Any], expected: dict[str, Any]) -> Result:
