@@ -32,6 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--save", metavar="FILE", help="save the plan")
     parser.add_argument("--only", action="append", default=[], metavar="ID", help="only this finding (repeatable)")
+    parser.add_argument(
+        "--container", action="store_true",
+        help="plan the container way: repair the container engine only, then `vllm-doctor build`",
+    )  # fmt: skip
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask; needed without a terminal")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else")
     parser.add_argument("--python", metavar="ENV", help="interpreter or environment folder that runs vLLM")
@@ -54,6 +58,9 @@ def run(args: argparse.Namespace) -> int:
     if args.plan and not args.apply:
         raise DoctorError("--plan FILE goes with --apply")
     only = list(saved.get("only") or ()) if saved else args.only
+    container = saved.get("container") is True if saved else args.container
+    if container and only:
+        raise DoctorError("--container and --only exclude each other")
     known = {c.id for c in registered()}
     if set(only) - known:
         raise DoctorError(f"no check is called {sorted(set(only) - known)[0]!r}; see `vllm-doctor check --list`")
@@ -68,7 +75,9 @@ def run(args: argparse.Namespace) -> int:
     if args.apply and unfinished:
         _settle(state, machine, unfinished, view, asking=asking, yes=args.yes)
     snapshot, judgement = _examine(host, options)
-    plan = planning.make(snapshot, judgement, host, is_root=machine.privilege.is_root, only=only)
+    plan = planning.make(
+        snapshot, judgement, host, is_root=machine.privilege.is_root, only=only, container=container
+    )
     if args.save:
         _save(args.save, plan, machine)
     if not args.apply:

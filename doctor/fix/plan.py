@@ -8,8 +8,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from doctor.checks.container_way import CAUSE as SHORTER_WAY
 from doctor.checks.registry import Judgement
 from doctor.finding import Confidence, Finding, Severity
+from doctor.fix import container as container_plan
 from doctor.fix.action import Action
 from doctor.fix.draft import Draft
 from doctor.fix.machine import Machine
@@ -29,6 +31,7 @@ class Plan:
     left: Mapping[str, str]
     fingerprint: str
     only: tuple[str, ...] = ()
+    container: bool = False  # the container way was chosen: host repairs that the image replaces are left
 
     @property
     def id(self) -> str:
@@ -42,6 +45,7 @@ class Plan:
             "id": self.id,
             "facts_fingerprint": self.fingerprint,
             "only": list(self.only),
+            **({"container": True} if self.container else {}),
             "actions": [_action(a, machine) for a in self.actions],
             "left": [{"id": i, "why": why} for i, why in self.left.items()],
         }
@@ -79,25 +83,50 @@ def wanted(finding: Finding, only: Collection[str]) -> str | None:
 
 
 def make(
-    snapshot: Snapshot, judgement: Judgement, host: Host, *, is_root: bool, only: Collection[str] = ()
+    snapshot: Snapshot,
+    judgement: Judgement,
+    host: Host,
+    *,
+    is_root: bool,
+    only: Collection[str] = (),
+    container: bool = False,
 ) -> Plan:
-    """The plan for what was found. The snapshot must not be redacted: paths are taken from it."""
+    """The plan for what was found. The snapshot must not be redacted: paths are taken from it.
+
+    ``container``: repair the container engine only, and leave what the image replaces. Raises DoctorError when no
+    image could run here.
+    """
     draft = Draft(snapshot, host, is_root)
+    planned: list[Finding] = []
+    if container:
+        container_plan.must_be_possible(snapshot)
     for finding in _asked(judgement.findings, only):
-        why = wanted(finding, only)
+        why = container_plan.wanted(snapshot, finding) if container else wanted(finding, only)
         if why is None:
+            planned.append(finding)
             plan_finding(draft, finding)
+        elif container:
+            draft.left[finding.id] = why
         elif not only:
-            draft.left[finding.id] = f"{why}; `vllm-doctor fix --only {finding.id}` plans it"
+            option = "--container" if finding.id == SHORTER_WAY else f"--only {finding.id}"
+            draft.left[finding.id] = f"{why}; `vllm-doctor fix {option}` plans it"
     actions = tuple(draft.actions())
+    near = container_plan.open_way(snapshot)
+    if container:
+        draft.left.pop(SHORTER_WAY, None)
+        actions = (*actions, container_plan.step(snapshot, near, planned=planned))
+    elif near is not None and (instead := container_plan.by_hand(snapshot, planned, actions)):
+        draft.left.pop(SHORTER_WAY, None)
+        actions = (*actions, container_plan.step(snapshot, near, instead_of=instead))
     facts = {
         "version": VERSION,
         "only": sorted(only),
+        **({"container": True} if container else {}),
         "machine": _machine(snapshot, is_root),
         "actions": [{"id": a.id, "kind": a.kind, "for": sorted(a.causes), "facts": a.facts()} for a in actions],
     }
     text = json.dumps(facts, sort_keys=True, ensure_ascii=True)
-    return Plan(actions, draft.left, hashlib.sha256(text.encode()).hexdigest(), tuple(only))
+    return Plan(actions, draft.left, hashlib.sha256(text.encode()).hexdigest(), tuple(only), container)
 
 
 def _asked(findings: Iterable[Finding], only: Collection[str]) -> Iterator[Finding]:

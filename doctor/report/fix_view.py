@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from doctor import catalogue
 from doctor.checks.registry import Judgement
 from doctor.finding import Risk
 from doctor.fix.action import Action
@@ -33,7 +34,8 @@ def print_plan(plan: Plan, judgement: Judgement, machine: Machine) -> None:
     from rich.text import Text
 
     out = _console()
-    titles = {f.id: f.summary or f.title for f in judgement.findings}
+    known = {f.id: f.summary or f.title for f in judgement.findings}
+    titles = {c: known.get(c) or catalogue.cause(c).title for a in plan.actions for c in a.causes}
     done = _already(plan, machine)
     steps = [a for a in plan.actions if not a.manual]
     out.print(Text(_headline(plan, steps, done), style="bold"))
@@ -46,7 +48,7 @@ def print_plan(plan: Plan, judgement: Judgement, machine: Machine) -> None:
             marks = ["already done"]
         out.print(line.append(f"  [{', '.join(marks)}]", style=_RISK[action.risk]))
         for cause in action.causes:
-            out.print(Padding(Text(f"why: {titles.get(cause, cause)} [{cause}]", style="dim"), (0, 0, 0, 3)))
+            out.print(Padding(Text(f"why: {titles[cause]} [{cause}]", style="dim"), (0, 0, 0, 3)))
         if action.id in done:
             continue
         for command in shown.commands:

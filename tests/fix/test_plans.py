@@ -342,8 +342,8 @@ def shown(plan: Plan, is_root: bool = False) -> str:
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
-def compare(name: str, text: str) -> None:
-    path = GOLDEN / f"{name}.json"
+def compare(name: str, text: str, folder: Path = GOLDEN) -> None:
+    path = folder / f"{name}.json"
     if os.environ.get("VLLM_DOCTOR_WRITE_GOLDEN"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
