@@ -7,8 +7,9 @@ from html import escape
 from typing import Any
 
 from doctor.report import plot
-from doctor.report.document import Bars, Document, Table, plain
+from doctor.report.document import Document
 from doctor.report.issue import shell
+from doctor.report.parts import Bars, Table, plain
 
 _STYLE = """
 :root{color-scheme:light dark;--ink:#1d2330;--soft:#5b6475;--line:#d9dee7;--bg:#fff;--card:#f6f7fa;

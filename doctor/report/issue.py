@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from doctor.report.parts import dicts
+
 #: What the tracker's form offers, by what a finding says. Anything else that stops is a runtime failure.
 _QUALITY = frozenset(
     ("mtp-prefix-cache-corrupts-output", "prefix-cache-corrupts-output", "mtp-corrupts-output",
@@ -88,7 +90,7 @@ def _expected(answers: Sequence[Mapping[str, Any]], smokes: Sequence[Mapping[str
               sweeps: Sequence[Mapping[str, Any]]) -> list[str]:  # fmt: skip
     out = []
     for smoke in smokes:
-        failed = [p for p in _dicts(smoke.get("probes")) if p.get("status") == "fail"]
+        failed = [p for p in dicts(smoke.get("probes")) if p.get("status") == "fail"]
         for probe in failed:
             wanted = ", ".join(f"{k}: {v}" for k, v in (probe.get("expected") or {}).items())
             out.append(f"{probe.get('name')} passes" + (f" ({wanted})" if wanted else ""))
@@ -114,7 +116,7 @@ def _actual(verdict: str, findings: Sequence[Mapping[str, Any]], smokes: Sequenc
     for smoke in smokes:
         out += [
             f"{p.get('name')} fails: {p.get('why')}"
-            for p in _dicts(smoke.get("probes"))
+            for p in dicts(smoke.get("probes"))
             if p.get("status") == "fail"
         ]
     for sweep in sweeps:
@@ -177,8 +179,4 @@ def _name(model: Any) -> str:
 
 
 def _rows(sweep: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return _dicts(sweep.get("rows"))
-
-
-def _dicts(value: Any) -> list[dict[str, Any]]:
-    return [v for v in value if isinstance(v, dict)] if isinstance(value, list) else []
+    return dicts(sweep.get("rows"))

@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from doctor.report.document import Bars, Document, Table, plain
+from doctor.report.document import Document
 from doctor.report.issue import shell
+from doctor.report.parts import Bars, Table, plain
 from doctor.report.plot import Plot
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from doctor.cli import main
 from doctor.report import html, markdown
-from doctor.report.document import Bars, build
+from doctor.report.document import build
+from doctor.report.parts import Bars
 from tests.report import samples
 
 #: Thirty things that must not leave, each in a form that people's logs and answers have.
@@ -329,3 +330,33 @@ def test_the_environment_says_how_many_cards_and_how_they_are_attached(
     (tmp_path / "sweep.jsonl").write_text(json.dumps(samples.row(8192, 2)) + "\n")
     assert main(["report", str(tmp_path / "sweep.jsonl"), "--check", "--markdown", "-"]) == 0
     assert "| host | " in capsys.readouterr().out.split("### Environment and topology")[1]
+
+
+def test_prediction_ladder_and_concurrency_of_a_smoke_test() -> None:
+    smoke = {
+        "server": {"kv_tokens": 143_652, "available_kv_gib": 9.18, "weights_gib": 10.87},
+        "prediction": {
+            "weights_bytes": int(10.9 * 2**30),
+            "first_start": {"kv_bytes": [9 * 2**30] * 3, "kv_tokens": [140_000, 143_000, 150_000]},
+            "later_start": {"kv_bytes": [11 * 2**30] * 3, "kv_tokens": [172_909] * 3},
+        },
+        "ladder": {
+            "passed": True,
+            "steps": [
+                {"changes": ["without MTP"], "passed": False, "why": "no memory", "seconds": 61.2},
+                {"changes": ["without MTP"], "passed": True, "again": True, "why": None, "seconds": 40.0},
+            ],
+        },
+        "probes": [
+            {"name": "concurrency", "status": "pass", "why": "", "measured": {
+                "levels": [{"at_once": n, "total_tokens_per_s": 70.0 * n} for n in (1, 3)]}},
+        ],
+    }  # fmt: skip
+    text = markdown.render(build([{"verdict": "ready", "smoke": smoke}]))
+    assert "| KV pool (tokens), first start | 143,000 (140,000 to 150,000) | 143,652 |" in text
+    assert "| KV pool (tokens), later starts | 172,909 | 143,652 |" in text
+    assert "| weights (GiB) | 10.9 | 10.87 |" in text
+    assert "#### Ladder: a configuration passed" in text
+    assert "| fail | without MTP | 61.2 | no memory |" in text
+    assert "| pass | without MTP (second start) | 40 |" in text
+    assert "| 3 at once | 210 |" in text
