@@ -15,8 +15,8 @@ from doctor.memory.predict import Card
 from doctor.memory.settings import Wish, plain_options
 from doctor.memory.versions import Switches, switches
 from doctor.serve.command import CPU_BLOCK_SIZE, Settings, option
+from doctor.smoke import profile
 from doctor.smoke.probes import Session
-from doctor.smoke.profile import look
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,9 @@ def outlook(session: Session) -> Outlook | str:
         model = _model(session.model_folder)
         version = switches((session.server.vllm or "").partition("+")[0] or None)
         wish = _wish(settings, session.max_model_len)
-        gpu = None if session.cpu or session.host is None else next(iter(visible(look(session.host))), None)
+        gpu = (
+            None if session.cpu or session.host is None else next(iter(visible(profile.look(session.host))), None)
+        )
         card = card_of(gpu) if gpu else None
         options = plain_options(model, wish, version, card or Card("", 0))
     except DoctorError as error:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from doctor.checks.gpu_common import visible
 from doctor.host import Host
 from doctor.serve import supervisor
+from doctor.smoke import profile
 from doctor.smoke.probes import Session
-from doctor.smoke.profile import look
 from doctor.snapshot import Snapshot
 
 PROCESSES, CARD, RESIDENT = "its processes on the card", "the whole card", "resident memory of its processes"
@@ -35,7 +35,7 @@ def read(session: Session) -> Usage | None:
     pids = {session.pid, *supervisor.living(session.pid, session.pid, "none")}
     if session.cpu:
         return _resident(session.host, pids)
-    return _on_cards(look(session.host), pids)
+    return _on_cards(profile.look(session.host), pids)
 
 
 def _on_cards(snapshot: Snapshot, pids: set[int]) -> Usage | None:

@@ -1,10 +1,11 @@
 """Decode speed of one stream against the ceiling that memory bandwidth sets, and what keeps it below.
 
 Each step reads the weights once (:mod:`doctor.memory.roofline`). What a step takes beyond that read is launches,
-the sampler, the scheduler and the way to the client. Measured on healthy servers: 0.76 of the ceiling on an
-RTX 2080 Ti (9B AWQ, MTP 2, CUDA graphs: 4.6 ms a step beside the read), 0.40 on an H200 (the same model: 2.8 ms),
-0.6 without CUDA graphs (9.7 ms). So the share alone says little on a fast card or with a small model: a step is
-slow when it is far from the ceiling and also takes long beside the read. On a CPU the figure is shown only.
+the sampler, the scheduler and the way to the client. Measured on healthy servers with a 9B AWQ: 0.76 of the
+ceiling on an RTX 2080 Ti (MTP 2, CUDA graphs: 7.1 ms a step beside the read), 0.6 without graphs (9.7 ms); on an
+H200 0.40 (2.8 ms), with MTP 2 and prefix caching 0.31 (6.5 ms). So the share alone says little on a fast card or
+with a small model: a step is slow when it is far from the ceiling and also takes long beside the read. On a CPU
+the figure is shown only.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ RUNS = 3
 #: On a CPU: enough to see a figure.
 CPU_TOKENS = 32
 CPU_RUNS = 2
-#: A step is slow below this share of the ceiling when it also takes so many seconds beside the read.
+#: A step is slow below this share of the ceiling when it also takes so many seconds beside the read: about twice
+#: what was measured on healthy servers.
 LEAST_SHARE = 0.5
 MOST_BESIDE_S = 0.008
-MOST_BESIDE_EAGER_S = 0.015
+MOST_BESIDE_DRAFT_S = 0.003  # more for each draft token
+MOST_BESIDE_EAGER_S = 0.018
 #: Clock limits that slow a card down, as NVML names them.
 _THROTTLES = {
     "sw_power_cap",
@@ -103,6 +106,7 @@ def _against(top: Ceiling, bandwidth: float, speed: float, known: Outlook, measu
         "throttle_reasons": throttles,
     }
     beside = MOST_BESIDE_EAGER_S if eager else MOST_BESIDE_S
+    beside += MOST_BESIDE_DRAFT_S * known.options.draft_tokens
     expected = {"share_of_ceiling": f"{LEAST_SHARE:g} or more", "beside_ms": f"or up to {beside * 1e3:g}"}
     why = f"{speed:.1f} tokens/s, {share:.0%} of the {most:.0f} that the memory's bandwidth allows; "
     why += f"a step takes {step * 1e3:.1f} ms, {read * 1e3:.1f} of it to read {top.step_bytes / 1e9:.2f} GB: "
