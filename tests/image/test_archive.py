@@ -25,7 +25,7 @@ from tests.containers.harness import LABEL, Docker, Unavailable
 from tests.image.saved_images import TAG, Archive, legacy
 from tests.image.test_oci_tar import LAYERS
 
-ENGINE = (sys.executable, str(Path(__file__).with_name("stand_in_engine.py")))
+ENGINE = (sys.executable, str(Path(__file__).with_name("stand_in_saver.py")))
 BILL = b'{"bomFormat": "CycloneDX", "specVersion": "1.6"}\n'
 Usage = namedtuple("Usage", "total used free")
 
