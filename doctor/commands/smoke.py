@@ -45,6 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--python", metavar="ENV", help="environment folder or interpreter that has vLLM (default: the active one)"
     )
     parser.add_argument(
+        "--image", metavar="IMAGE", help="in a container of this image instead; nothing is pulled, nothing is left"
+    )
+    parser.add_argument(
         "--mtp",
         type=int,
         metavar="K",
@@ -78,7 +81,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="after a failure try other settings until all probes pass (default: with --full)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="keep the server's log and the answer here")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="keep logs, the answer and the settings that passed"
+    )
     parser.add_argument("-v", "--verbose", action="store_true", help="evidence and the server's command line")
     parser.add_argument("serve_args", nargs="*", metavar="-- SERVE_ARGS", help="more options for `vllm serve`")
 
@@ -95,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
     from doctor.report.progress import Progress
     from doctor.report.redact import Redactor
     from doctor.smoke.answer import as_json
+    from doctor.smoke.emitted import files
     from doctor.smoke.run import redact, remove_log, run_smoke
 
     host = LocalHost()
@@ -104,6 +110,8 @@ def run(args: argparse.Namespace) -> int:
         result = run_smoke(options, host, progress.update)
     remove_log(result, options)
     redactor = Redactor.of_this_host()
+    if options.out is not None:
+        _save_settings(options.out, files(result, redactor, host.env))
     redact(result, redactor)
     judgement = result.judgement
     answer = json_report.render("smoke", judgement, None, {"smoke": redactor.value(as_json(result))})
@@ -167,6 +175,7 @@ def _options(args: argparse.Namespace) -> SmokeOptions:
     if args.url is not None:
         given = {
             "--python": args.python,
+            "--image": args.image,
             "--port": args.port,
             "--util": args.util,
             "--ladder": args.ladder,
@@ -176,6 +185,8 @@ def _options(args: argparse.Namespace) -> SmokeOptions:
         wrong = [name for name, value in given.items() if value]
         if wrong:
             raise DoctorError(f"{wrong[0]} cannot go with --url: that server is already running")
+    elif args.image is not None and args.python is not None:
+        raise DoctorError("--image and --python are two places to look for vLLM: give one")
     elif args.model is not None and not args.model:
         raise DoctorError("--model is empty; give the folder that holds config.json")
     return SmokeOptions(
@@ -183,6 +194,7 @@ def _options(args: argparse.Namespace) -> SmokeOptions:
         url=args.url,
         full=args.full,
         ladder=args.ladder,
+        image=args.image,
         python=args.python,
         mtp=args.mtp,
         utilization=args.util,
@@ -199,6 +211,17 @@ def within(name: str, value: float | None, low: float, high: float) -> None:
     """Raises DoctorError for an option out of its range."""
     if value is not None and not low <= value <= high:
         raise DoctorError(f"{name} {json.dumps(value)} is out of range: {low:g} to {high:g}")
+
+
+def _save_settings(folder: Path, written: dict[str, str]) -> None:
+    """Writes the files of what passed; those of an earlier test would not be true any more."""
+    for name in ("serve.sh", "compose.yaml", "settings.env"):
+        if name in written:
+            _save(folder / name, written[name])
+            if name == "serve.sh":
+                (folder / name).chmod(0o755)
+        else:
+            (folder / name).unlink(missing_ok=True)
 
 
 def _save(path: Path, text: str) -> None:

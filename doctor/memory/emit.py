@@ -5,13 +5,31 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
+from doctor.memory.layout import KvOptions
 from doctor.memory.model import Model
-from doctor.memory.settings import Profile
+from doctor.memory.predict import Start
 
 
-def serve_arguments(model: Model, profile: Profile) -> list[str]:
+class Launch(Protocol):
+    """What is written down of a launch profile: a chosen one, or settings that were tried."""
+
+    @property
+    def options(self) -> KvOptions:
+        """Everything that the KV pool depends on."""
+
+    @property
+    def start(self) -> Start:
+        """Fraction, compilation, images."""
+
+    @property
+    def dtype(self) -> str:
+        """``--dtype``, "" for the model's own."""
+
+
+def serve_arguments(model: Model, profile: Launch) -> list[str]:
     """The argv of ``vllm serve``."""
     o = profile.options
     argv = ["vllm", "serve", model.served, "--gpu-memory-utilization", f"{profile.start.utilization:g}"]
@@ -38,7 +56,7 @@ def _speculative(drafts: int) -> str:
     return json.dumps({"method": "mtp", "num_speculative_tokens": drafts}, separators=(",", ":"))
 
 
-def serve_text(model: Model, profile: Profile) -> str:
+def serve_text(model: Model, profile: Launch) -> str:
     """The command, one flag a line, to paste into a shell."""
     lines: list[str] = []
     for word in serve_arguments(model, profile)[3:]:
@@ -49,7 +67,7 @@ def serve_text(model: Model, profile: Profile) -> str:
     return f"vllm serve {shlex.quote(model.served)} \\\n  " + " \\\n  ".join(lines) + "\n"
 
 
-def env_text(model: Model, profile: Profile) -> str:
+def env_text(model: Model, profile: Launch) -> str:
     """A profile of the Turing fork's launcher.
 
     Its rules forbid TP_SIZE, GPU_DEVICES and MODEL_DIR inside; on one card they have to be given outside, or the
@@ -96,37 +114,57 @@ def _quantisation(model: Model) -> Mapping[str, object]:
     return {"QUANTIZATION": name}
 
 
-def compose_text(model: Model, profile: Profile, image: str) -> str:
+def compose_text(model: Model, profile: Launch, image: str) -> str:
     """A compose file with one service; the port is published on loopback only."""
     words = serve_arguments(model, profile)[3:]
-    at = words.index("--host")
-    arguments = [*words[:at], "--host", "0.0.0.0", "--port", "8000"]  # noqa: S104  inside the container only
+    arguments = words[: words.index("--host")]
     local = model.folder is not None
-    served = "/model" if local else model.given
-    listed = "\n".join(f"      - {_quoted(word)}" for word in [served, *arguments])
-    named = ["vllm-cache"] if local else ["huggingface", "vllm-cache"]  # a kept compile cache: more KV cache
+    return compose(image, model.served if local else None, "/model" if local else model.given, arguments,
+                   profile.options.tp)  # fmt: skip
+
+
+def compose(
+    image: str, folder: str | None, served: str, arguments: Sequence[str], gpus: int, entry: Sequence[str] = ()
+) -> str:
+    """One service that serves ``served`` with ``arguments``; ``folder`` is mounted at /model.
+
+    ``gpus``: how many cards are asked for. ``entry``: the entrypoint, when the image's own is not to be trusted.
+    """
+    listed = "\n".join(
+        f"      - {_quoted(word)}"
+        for word in [served, *arguments, "--host", "0.0.0.0", "--port", "8000"]  # noqa: S104  inside only
+    )
+    # a kept compile cache: more KV cache
+    named = ["vllm-cache"] if folder is not None else ["huggingface", "vllm-cache"]
     mounts = "\n".join(
-        [_bind(model.served)] * local + [f'      - "{v}:/root/.cache/{v.removesuffix("-cache")}"' for v in named]
+        ([_bind(folder)] if folder is not None else [])
+        + [f'      - "{v}:/root/.cache/{v.removesuffix("-cache")}"' for v in named]
     )
     volumes = "".join(f"  {v}: {{}}\n" for v in named)
+    entrypoint = f"    entrypoint: {json.dumps(list(entry))}\n" if entry else ""
+    cards = (
+        f"""    deploy:
+      resources:
+        reservations:
+          devices:
+            - driver: nvidia
+              count: {gpus}
+              capabilities: [gpu]
+"""
+        if gpus
+        else ""
+    )
     return f"""services:
   vllm:
     image: {image}
-    ipc: host
+{entrypoint}    ipc: host
     ports:
       - "127.0.0.1:8000:8000"
     volumes:
 {mounts}
     command:
 {listed}
-    deploy:
-      resources:
-        reservations:
-          devices:
-            - driver: nvidia
-              count: {profile.options.tp}
-              capabilities: [gpu]
-    healthcheck:
+{cards}    healthcheck:
       test: ["CMD", "python3", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/health')"]
       interval: 10s
       start_period: 300s

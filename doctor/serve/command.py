@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from doctor.errors import DoctorError
+from doctor.serve.container import PORT
 from doctor.serve.environment import VllmEnvironment
 
 #: Flags the doctor sets itself: the server must listen where the doctor asks, and nowhere else.
@@ -78,13 +79,17 @@ class Settings:
 
 @dataclass(frozen=True)
 class ServeCommand:
-    """``env`` holds what is set on top of the caller's environment, ``unset`` what is taken away."""
+    """``env`` holds what is set on top of the caller's environment, ``unset`` what is taken away.
+
+    ``after`` is run once the process has ended, however it ended: it takes a container away.
+    """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     unset: tuple[str, ...]
     port: int
     served_name: str = SERVED_NAME
+    after: tuple[str, ...] = ()
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """The complete environment of the server."""
@@ -131,9 +136,12 @@ def check_extra(extra: Sequence[str]) -> None:
 
 def build(environment: VllmEnvironment, settings: Settings, port: int) -> ServeCommand:
     """The command for these settings. The user's own arguments come last, so they win."""
+    container = environment.container
+    inside = port if container is None else PORT
     argv = [
-        *environment.command, "serve", settings.model,
-        "--host", "127.0.0.1", "--port", str(port), "--served-model-name", SERVED_NAME,
+        # inside a container every address: its port is published on this machine's loopback only
+        "--host", "127.0.0.1" if container is None else "0.0.0.0",  # noqa: S104
+        "--port", str(inside), "--served-model-name", SERVED_NAME,
         "--max-model-len", str(settings.max_model_len),
         "--enable-prefix-caching" if settings.caching else "--no-enable-prefix-caching",
         "--enable-prompt-tokens-details",
@@ -165,4 +173,8 @@ def build(environment: VllmEnvironment, settings: Settings, port: int) -> ServeC
         argv += ["--speculative-config", json.dumps(config, separators=(",", ":"))]
     if settings.model_is_local:
         env["HF_HUB_OFFLINE"] = "1"
-    return ServeCommand((*argv, *settings.extra), env, tuple(unset), port)
+    arguments = (*argv, *settings.extra)
+    if container is None:
+        return ServeCommand((*environment.command, "serve", settings.model, *arguments), env, tuple(unset), port)
+    line, name = container.serve(arguments, env, settings.model, port)
+    return ServeCommand(line, {}, (), port, after=container.remove(name))

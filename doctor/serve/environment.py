@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from doctor.errors import DoctorError
 from doctor.host import Host
+from doctor.serve.container import Container
 
 _SITE_PATTERNS = (
     "lib/python3*/site-packages",
@@ -32,6 +33,7 @@ class VllmEnvironment:
     torch: str = ""
     command: tuple[str, ...] = ()
     source: str = ""  # where the version was read
+    container: Container | None = None  # the image that ``command`` is a program of
 
     @property
     def cpu(self) -> bool:

@@ -22,6 +22,8 @@ from doctor.serve.command import ServeCommand
 
 #: Seconds a server gets to end after SIGTERM. vLLM 0.32 takes 2 to 3 on an idle machine.
 GRACE_S = 15.0
+#: What a shell or an engine adds to the number of the signal that ended a process.
+_SIGNAL_BASE = 128
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Server:
         self._process = subprocess.Popen(
             [
                 sys.executable, "-I", "-S", supervisor.__file__,
-                f"{self._grace_s:g}", self._marker, str(self.log), "--", *self.command.argv,
+                f"{self._grace_s:g}", self._marker, str(self.log), *self.command.after, "--", *self.command.argv,
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -112,8 +114,8 @@ class Server:
         return self.exit
 
     def owns(self, pids: set[int]) -> bool:
-        """Whether one of these processes belongs to this server."""
-        return bool(pids & self._living())
+        """Whether one of these processes belongs to this server. The port of a container is its engine's."""
+        return bool(self.command.after) or bool(pids & self._living())
 
     def stop(self) -> None:
         """Ends the tree: SIGTERM, the grace time, SIGKILL. Safe to call again; a Ctrl+C shortens the wait."""
@@ -124,11 +126,11 @@ class Server:
         interrupted = False
         self._order(process, "stop")
         try:
-            self._await_end(process, self._grace_s + supervisor.KILL_WAIT_S + 5.0)
+            self._await_end(process, self._grace_s + supervisor.KILL_WAIT_S + self._after_s + 5.0)
         except KeyboardInterrupt:
             interrupted = True
             self._order(process, "kill")
-            self._await_end(process, supervisor.KILL_WAIT_S + 5.0)
+            self._await_end(process, supervisor.KILL_WAIT_S + self._after_s + 5.0)
         finally:
             self._sweep(process)
             self._selector.close()
@@ -138,6 +140,10 @@ class Server:
                         stream.close()
         if interrupted:
             raise KeyboardInterrupt
+
+    @property
+    def _after_s(self) -> float:
+        return supervisor.AFTER_S if self.command.after else 0.0
 
     def _order(self, process: subprocess.Popen[bytes], order: str) -> None:
         with contextlib.suppress(OSError, ValueError):
@@ -151,7 +157,8 @@ class Server:
 
     def _sweep(self, process: subprocess.Popen[bytes]) -> None:
         """Last resort when the supervisor itself was killed or hangs."""
-        if process.poll() is None:
+        done = process.poll() is not None and process.returncode >= 0
+        if not done:
             with contextlib.suppress(OSError):
                 process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -163,6 +170,8 @@ class Server:
             time.sleep(0.05)
             left = self._living()
         self.left = tuple(sorted(left))
+        if self.command.after and not done:
+            supervisor.clean(list(self.command.after), self.command.environment(self._env))
 
     def _living(self) -> set[int]:
         return supervisor.living(None, self.pid or -1, self._marker)
@@ -191,4 +200,6 @@ class Server:
         elif kind == "failed":
             self._error = str(event["error"])
         elif kind == "exited":
-            self.exit = Exit(int(str(event["code"])))
+            code = int(str(event["code"]))
+            inside = self.command.after and code - _SIGNAL_BASE in list(signal.Signals)
+            self.exit = Exit(_SIGNAL_BASE - code if inside else code)

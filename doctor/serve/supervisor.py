@@ -9,7 +9,10 @@ vLLM renames its children (``VLLM::EngineCore``), which overwrites ``/proc/PID/e
 when the API server is killed. So children are found by descent: this process adopts every orphan below it
 (PR_SET_CHILD_SUBREAPER). The process group, the session and a marker in the environment are asked as well.
 
-Usage: supervisor.py GRACE_S MARKER LOG -- PROGRAM [ARGUMENT...]
+A container's processes are children of its engine, not of the client that is run here: AFTER is a command
+that takes the container away, run when everything else has ended. Its last word is the container's name.
+
+Usage: supervisor.py GRACE_S MARKER LOG [AFTER...] -- PROGRAM [ARGUMENT...]
 Standard input: lines ``stop`` (SIGTERM, GRACE_S seconds, SIGKILL) or ``kill`` (SIGKILL at once).
 Standard output: one JSON object a line: started, failed, exited, gone.
 """
@@ -32,6 +35,9 @@ MARKER = "VLLM_DOCTOR_RUN"
 ORPHAN_GRACE_S = 2.0
 #: Seconds after SIGKILL until processes that still exist are reported (stuck in the kernel).
 KILL_WAIT_S = 10.0
+#: Seconds for AFTER, and for how long it is repeated: an engine may still be making what its client asked for.
+AFTER_S = 30.0
+AFTER_REPEAT_S = 2.0
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -84,14 +90,37 @@ def send(pids: set[int], number: int) -> None:
             os.kill(pid, number)
 
 
+def clean(after: list[str], env: dict[str, str] | None = None) -> bool:
+    """Runs AFTER until it says that it removed the name, or for AFTER_REPEAT_S: then there was none."""
+    deadline = time.monotonic() + AFTER_REPEAT_S
+    while True:
+        try:
+            done = subprocess.run(
+                after,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                timeout=AFTER_S,
+                env=env,
+            )
+        except (OSError, subprocess.SubprocessError):
+            return False
+        if after[-1].encode() in done.stdout.split():
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.3)
+
+
 class Supervisor:
     """State of one run."""
 
-    def __init__(self, grace: float, marker: str, log: str, command: list[str]) -> None:
+    def __init__(self, grace: float, marker: str, log: str, command: list[str], after: list[str]) -> None:
         self.grace = grace
         self.marker = marker
         self.log = log
         self.command = command
+        self.after = after
         self.pid = 0
         self.status: int | None = None
         self.order = ""  # "", "stop" or "kill"
@@ -120,6 +149,8 @@ class Supervisor:
             self._listen(wake, 1.0)
         left = self._end(wake)
         self._reap()  # the server may have become a zombie just after the last look
+        if self.after:
+            clean(self.after)
         tell(event="gone", left=sorted(left))
         return 1 if left else 0
 
@@ -223,11 +254,13 @@ def tell(**event: object) -> None:
 def main(arguments: list[str]) -> int:
     """Runs one supervisor with the arguments of the usage line."""
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    grace, marker, log, dashes, *command = arguments
-    if dashes != "--" or not command:
-        sys.stderr.write("usage: supervisor.py GRACE_S MARKER LOG -- PROGRAM [ARGUMENT...]\n")
+    grace, marker, log, *rest = arguments
+    dashes = rest.index("--") if "--" in rest else len(rest)
+    after, command = rest[:dashes], rest[dashes + 1 :]
+    if not command:
+        sys.stderr.write("usage: supervisor.py GRACE_S MARKER LOG [AFTER...] -- PROGRAM [ARGUMENT...]\n")
         return 2
-    return Supervisor(float(grace), marker, log, command).run()
+    return Supervisor(float(grace), marker, log, command, after).run()
 
 
 if __name__ == "__main__":

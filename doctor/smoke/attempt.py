@@ -86,7 +86,7 @@ def _serve(
         settings=wanted,
         model_folder=result.model.path,
         host=host,
-        pid=server.pid,
+        pid=None if result.environment.container else server.pid,  # the client's, not the server's
     )
     probe_all(result, session, server, say)
     if options.full and not session.random_weights and _can_answer(result):

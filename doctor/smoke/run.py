@@ -15,7 +15,7 @@ from doctor.serve.client import Client
 from doctor.serve.command import check_extra
 from doctor.serve.environment import VllmEnvironment, locate
 from doctor.serve.watch import Readiness
-from doctor.smoke import ab_judge, ladder, preflight, profile
+from doctor.smoke import ab_judge, ladder, preflight, profile, second_start
 from doctor.smoke.attempt import attempt, empty, probe_all
 from doctor.smoke.model import ModelInfo, inspect
 from doctor.smoke.options import SmokeOptions
@@ -38,7 +38,13 @@ def run_smoke(options: SmokeOptions, host: Host, say: Say) -> SmokeResult:
 
 def _run(options: SmokeOptions, host: Host, say: Say) -> SmokeResult:
     check_extra(options.serve_args)
-    environment = locate(host, options.python)
+    if options.image is None:
+        environment = locate(host, options.python)
+    else:
+        from doctor.smoke.container import locate_image
+
+        say(f"looking into {options.image}")
+        environment = locate_image(host, options.image)
     model = inspect(host, options.model, options.missing)
     result = SmokeResult(model, environment)
     causes = [preflight.model_invalid(model), preflight.vllm_missing(environment)]
@@ -66,9 +72,22 @@ def _run(options: SmokeOptions, host: Host, say: Say) -> SmokeResult:
             result.findings += chosen.findings
         else:
             attempt(options, result, host, folder / "server.log", say)
+            _second_start(options, result, host, folder, say)
         if options.ladder or (options.ladder is None and options.full):
             result.ladder = ladder.climb(options, result, host, folder, say)
     return result
+
+
+def _second_start(options: SmokeOptions, result: SmokeResult, host: Host, folder: Path, say: Say) -> None:
+    """With ``--full`` the settings that passed are started once more; else that is offered."""
+    if not result.passed:
+        return
+    if options.full:
+        again = second_start.start_again(options, result, host, folder / "server-again.log", say)
+        result.results.append(again)
+        result.findings += [again.finding] if again.finding else []
+    elif offered := second_start.offer(result):
+        result.notes.append(offered)
 
 
 def _run_attached(options: SmokeOptions, host: Host, say: Say) -> SmokeResult:

@@ -11,10 +11,25 @@ from pathlib import Path
 
 import pytest
 
+from doctor.facts import DriverFacts, GpuFacts
 from doctor.host import LocalHost
+from doctor.memory.start_check import GIB
+from doctor.smoke import profile
 from doctor.smoke.options import SmokeOptions
 from doctor.smoke.run import SmokeResult, run_smoke
+from doctor.snapshot import Snapshot
+from tests.memory.support import config_path
 
+CARD = GpuFacts(
+    index=0,
+    name="NVIDIA GeForce RTX 2080 Ti",
+    compute_capability="7.5",
+    total_bytes=22 * GIB,
+    free_bytes=21 * GIB,
+    cuda_total_bytes=int(21.99 * GIB),
+    cuda_free_bytes=int(20.8 * GIB),
+    processes=(),
+)
 STUB = Path(__file__).parent / "stub_vllm.py"
 
 
@@ -63,8 +78,36 @@ def model(tmp_path: Path) -> Path:
     return make_model(tmp_path / "model")
 
 
-def host_with(stub: str) -> LocalHost:
-    return LocalHost(env={"PATH": os.environ["PATH"], "VLLM_STUB": stub})
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> list[GpuFacts]:
+    """The card that the driver shows; a test may change it."""
+    cards = [CARD]
+    monkeypatch.setattr(profile, "look", lambda _: Snapshot(driver=DriverFacts(env={}), gpus=tuple(cards)))
+    return cards
+
+
+@pytest.fixture
+def gpu(tmp_path: Path) -> dict[str, object]:
+    """Options for an environment with a GPU's vLLM and the configuration of Qwen3.5-9B-AWQ."""
+    model = make_model(tmp_path / "q9")
+    (model / "config.json").write_bytes(config_path("qwen3.5-9b-awq").read_bytes())
+    tensors = {"model.language_model.layers.0.mlp.down_proj.weight": 4_300_000_000, "mtp.fc.weight": 250_000_000}
+    header: dict[str, object] = {}
+    end = 0
+    for name, elements in tensors.items():
+        header[name] = {"dtype": "BF16", "shape": [elements], "data_offsets": [end, end + 2 * elements]}
+        end += 2 * elements
+    text = json.dumps(header).encode()
+    with (model / "model.safetensors").open("wb") as file:  # sparse: it takes no room
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + end)
+    index = {"weight_map": dict.fromkeys(tensors, "model.safetensors")}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    return {"python": str(make_environment(tmp_path / "gpu", "0.26.0")), "model": str(model)}
+
+
+def host_with(stub: str, **env: str) -> LocalHost:
+    return LocalHost(env={"PATH": os.environ["PATH"], "VLLM_STUB": stub, **env})
 
 
 @pytest.fixture
@@ -76,6 +119,9 @@ def smoke(
     for module in ("ladder", "full"):  # no driver has to free anything here
         monkeypatch.setattr(f"doctor.smoke.{module}._PAUSE_S", 0.0)
 
+    cache = tmp_path / "cache"
+    cache.mkdir()
+
     def run(stub: str = "", **options: object) -> SmokeResult:
         given = {
             "model": str(model),
@@ -85,7 +131,7 @@ def smoke(
             "request_s": 5.0,
             **options,
         }
-        result = run_smoke(SmokeOptions(**given), host_with(stub), lambda _: None)  # type: ignore[arg-type]
+        result = run_smoke(SmokeOptions(**given), host_with(stub, VLLM_CACHE_ROOT=str(cache)), lambda _: None)  # type: ignore[arg-type]
         assert result.left == ()
         return result
 

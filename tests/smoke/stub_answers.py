@@ -33,7 +33,8 @@ State = _State()
 
 
 def argument(name, default=None):
-    return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else default
+    last = len(sys.argv) - 1 - sys.argv[::-1].index(name) if name in sys.argv else None  # as argparse does
+    return default if last is None else sys.argv[last + 1]
 
 
 def word(name):

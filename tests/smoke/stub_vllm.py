@@ -295,9 +295,7 @@ def compile_once():
         )
     else:
         open(cache, "w").close()
-        say(
-            "(EngineCore pid=2) INFO 11-30 10:00:00 [backends.py:390] Compiling a graph for compile range (1, 2048)"
-        )
+        say("(EngineCore pid=2) INFO 11-30 10:00:00 [backends.py:390] Compiling a graph for compile range (1, 9)")
     gib, tokens = (9.5, 300_000) if warm else (8.0, 240_000)
     LINES[:] = [(p, x) for p, x in LINES if "KV cache size" not in x]
     say(f"(EngineCore pid=2) INFO 11-30 10:00:00 [gpu_worker.py:390] Available KV cache memory: {gib} GiB")
