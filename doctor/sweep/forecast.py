@@ -46,6 +46,7 @@ class Forecast:
     block_size: int | None = None
     first: Pools | None = None
     later: Pools | None = None
+    dtype: str = ""  # --dtype that this card needs, "" for the model's own
 
     @property
     def refused(self) -> bool:
@@ -104,7 +105,8 @@ class Judge:
         )
         fit = evaluate(model, card, wish, self.version, env=self.env)
         first, later = (_pools(p) if p else None for p in (fit.first, fit.later))
-        return Forecast(fit.fits, fit.why, fit.pool.block_size, first, later)
+        dtype = fit.profile.dtype if fit.profile else ""
+        return Forecast(fit.fits, fit.why, fit.pool.block_size, first, later, dtype)
 
     def _on_cpu(self, model: Model, point: Point) -> Forecast:
         options = self._cpu_options(

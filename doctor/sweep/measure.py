@@ -1,4 +1,4 @@
-"""What one healthy server of a sweep is asked: speed of prefill and decoding, drafts, cached tokens."""
+"""What one healthy server of a sweep is asked: the smoke test's probes, and several requests at once."""
 
 from __future__ import annotations
 
@@ -9,17 +9,23 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from doctor.serve.client import Answer, ServerError
-from doctor.smoke.probes import FAIL, Result, Session, prefix_cache, rounded, speculative
-from doctor.smoke.prompts import unique_prompt
+from doctor.serve.client import Answer
+from doctor.smoke import usage
+from doctor.smoke.probes import (
+    FAIL,
+    Result,
+    Session,
+    decode_speed,
+    prefill_speed,
+    prefix_cache,
+    rounded,
+    speculative,
+)
+from doctor.smoke.prompts import unique_text
 
-#: Tokens of the answers whose speed counts, and how many of them; as in the A/B of the smoke test.
-DECODE_TOKENS = 96
+#: Rounds of requests at once; their median counts.
 ROUNDS = 3
-#: Tokens of the prompts whose speed counts: two batches of the usual size, where the context allows it.
-PREFILL_TOKENS = 4096
-#: Tokens of a short prompt.
-SHORT = 24
+_GIB = 1 << 30
 
 
 class Unanswered(Exception):
@@ -41,87 +47,40 @@ def measure(session: Session, sequences: int, say: Callable[[str], None]) -> Fig
     """Asks everything. Raises Unanswered at the first request that brings no whole answer."""
     out = Figures()
     say("first requests")
-    _decode(session, 1)  # kernels that are compiled by the first requests are not the server's speed
-    _prefill(session)
-    say("prefill speed")
-    rates = []
-    for _ in range(ROUNDS):
-        answer = _prefill(session)
-        if answer.prompt_tokens and answer.ttft_s:
-            rates.append((answer.prompt_tokens / answer.ttft_s, answer.ttft_s, answer.prompt_tokens))
-    if rates:
-        middle = sorted(rates)[len(rates) // 2]
-        out.values |= {
-            "prefill_tokens_per_s": rounded(middle[0], 1),
-            "prefill_prompt_tokens": middle[2],
-            "prefill_ttft_s": rounded(middle[1]),
-        }
-    say("decode speed")
-    speeds, first, whole = [], [], []
-    for _ in range(ROUNDS):
-        (answer,) = _decode(session, 1)
-        if answer.decode_tokens_per_s:
-            speeds.append(answer.decode_tokens_per_s)
-            whole.append((answer.completion_tokens or 0) / answer.total_s)
-        if answer.ttft_s is not None:
-            first.append(answer.ttft_s)
-    out.values["decode_tokens_per_s"] = rounded(statistics.median(speeds), 2) if speeds else None
-    out.values["decode_runs"] = [rounded(s, 2) for s in speeds]
-    out.values["ttft_s"] = rounded(statistics.median(first)) if first else None
-    if sequences > 1:
-        say(f"{sequences} sequences at once")
-        out.values["together_tokens_per_s"] = rounded(_together(session, sequences), 2)
-    else:  # counted as for several: with the time to the first token
-        out.values["together_tokens_per_s"] = rounded(statistics.median(whole), 2) if whole else None
-    for module in (speculative, prefix_cache):
+    # kernels that the first requests compile are not the server's speed: nothing is timed before both shapes,
+    # a short prompt and one of several blocks, were asked
+    _together(session, sequences, 1)
+    for module in (prefix_cache, prefill_speed, decode_speed, speculative):
         say(module.TITLE)
-        result = module.probe(session)
-        _keep(result, out)
+        _keep(module.probe(session), out)
+    say("one sequence at a time" if sequences == 1 else f"{sequences} sequences at once")
+    out.values["together_tokens_per_s"] = rounded(_together(session, sequences, ROUNDS), 2)
+    memory = usage.read(session)
+    if memory is not None:
+        out.values["memory_used_gib"] = rounded(memory.used_bytes / _GIB, 2)
+        out.values["memory_read"] = memory.how
     return out
 
 
-def _together(session: Session, sequences: int) -> float | None:
+def _together(session: Session, sequences: int, rounds: int) -> float:
     """Median tokens a second over all sequences, from the first request sent to the last token."""
+    tokens = decode_speed.CPU_TOKENS if session.cpu else decode_speed.TOKENS
     rates = []
-    for _ in range(ROUNDS):
+
+    def ask(text: str) -> Answer:
+        return session.client.complete(text, tokens, ignore_eos=True)
+
+    for _ in range(rounds):
+        texts = [unique_text() for _ in range(sequences)]
         began = time.monotonic()
-        answers = _decode(session, sequences)
+        with ThreadPoolExecutor(sequences) as pool:
+            answers = list(pool.map(ask, texts))
         seconds = time.monotonic() - began
+        bad = next((a for a in answers if not a.ok), None)
+        if bad is not None:
+            raise Unanswered(f"a generation of {tokens} tokens", bad.error or "no whole answer")
         rates.append(sum(a.completion_tokens or 0 for a in answers) / seconds)
-    return statistics.median(rates) if rates else None
-
-
-def _decode(session: Session, at_once: int) -> list[Answer]:
-    length = max(1, min(DECODE_TOKENS, session.max_model_len - SHORT))
-    try:
-        prompts = [unique_prompt(session.client, SHORT) for _ in range(at_once)]
-    except ServerError as error:
-        raise Unanswered("making a prompt", str(error)) from None
-
-    def ask(prompt: list[int]) -> Answer:
-        return session.client.complete(prompt, length, ignore_eos=True)
-
-    if at_once == 1:
-        answers = [ask(prompts[0])]
-    else:
-        with ThreadPoolExecutor(at_once) as pool:
-            answers = list(pool.map(ask, prompts))
-    bad = next((a for a in answers if not a.ok), None)
-    if bad is not None:
-        raise Unanswered(f"a generation of {length} tokens", bad.error or "no whole answer")
-    return answers
-
-
-def _prefill(session: Session) -> Answer:
-    length = max(1, min(PREFILL_TOKENS, session.max_model_len - 2))
-    try:
-        prompt = unique_prompt(session.client, length)
-    except ServerError as error:
-        raise Unanswered("making a prompt", str(error)) from None
-    answer = session.client.complete(prompt, 1, ignore_eos=True)
-    if not answer.ok:
-        raise Unanswered(f"a prompt of {length} tokens", answer.error or "no whole answer")
-    return answer
+    return statistics.median(rates)
 
 
 def _keep(result: Result, out: Figures) -> None:
@@ -133,6 +92,15 @@ def _keep(result: Result, out: Figures) -> None:
     if result.name == speculative.NAME:
         out.values["acceptance_per_position"] = measured.get("acceptance_per_position") or None
         out.values["mean_acceptance_length"] = measured.get("mean_acceptance_length")
-    else:
+    elif result.name == prefix_cache.NAME:
         out.values["cached_tokens"] = measured.get("cached_tokens")
         out.values["cache_ttft_s"] = measured.get("ttft_s")
+    elif result.name == decode_speed.NAME:
+        out.values["decode_tokens_per_s"] = measured.get("tokens_per_s")
+        out.values["decode_runs"] = measured.get("runs")
+    else:
+        out.values["prefill_tokens_per_s"] = measured.get("tokens_per_s")
+        out.values["prefill_prompt_tokens"] = measured.get("prompt_tokens")
+        # to the first token of a short prompt, where what is read hardly counts
+        taken = [t for t in measured.get("short_ttft_s") or () if t is not None]
+        out.values["ttft_s"] = rounded(statistics.median(taken)) if taken else None

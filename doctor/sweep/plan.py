@@ -95,6 +95,11 @@ class Setup:
     cpus: int | None
     utilization: float | None
     serve_args: tuple[str, ...] = ()
+    images: bool = False  # the image encoder is kept
+
+    def as_json(self) -> dict[str, Any]:
+        """With lists, so that it can be redacted like any answer."""
+        return {**asdict(self), "serve_args": list(self.serve_args)}
 
     @property
     def id(self) -> str:

@@ -80,7 +80,7 @@ def prepare(options: SweepOptions, host: Host, card: Card | None, say: Callable[
         causes += [preflight.weights_damaged(host, info) for info, _ in found if info.problem is None]
         findings += [c for c in causes if c]
         if environment.vllm and not environment.cpu:
-            card = _own_card()
+            card = _own_card(host)
     utilization = _utilization(options, environment, card, notes)
     setup = _setup(host, environment, card, utilization, options)
     judge = Judge(
@@ -102,20 +102,6 @@ def prepare(options: SweepOptions, host: Host, card: Card | None, say: Callable[
     return Prepared(environment, card, setup, items, findings, notes)
 
 
-def serve_args(item: Item, prepared: Prepared, options: SweepOptions, *, has_vision: bool) -> tuple[str, ...]:
-    """What follows the doctor's own arguments for this point; the user's come last."""
-    point = item.point
-    out = [
-        "--max-num-seqs",
-        str(point.max_num_seqs),
-        "--max-num-batched-tokens",
-        str(point.max_num_batched_tokens),
-    ]
-    if has_vision and not options.images and not prepared.environment.cpu:
-        out.append("--language-model-only")  # frees the image encoder and its profiling, as `fit` assumes
-    return (*out, *options.serve_args)
-
-
 def has_vision(host: Host, model: str) -> bool:
     """Whether the checkpoint has an image encoder, by its configuration."""
     return "vision_config" in inspect(host, model).config
@@ -127,15 +113,15 @@ def _elsewhere(host: Host, options: SweepOptions) -> VllmEnvironment:
     return VllmEnvironment("", "", "--gpu", given.partition("+")[0] or switches(None).version)
 
 
-def _own_card() -> Card:
-    from doctor.memory.cards import local_cards
+def _own_card(host: Host) -> Card:
+    from doctor.smoke.profile import card_in, look
 
-    cards = local_cards()
-    if not cards:
+    card = card_in(look(host))
+    if card is None:
         raise DoctorError(
             "no NVIDIA card answers here, and this vLLM needs one; `vllm-doctor check` says why", exit_code=2
         )
-    return cards[0]
+    return card
 
 
 def _look(host: Host, given: str, say: Callable[[str], None]) -> tuple[ModelInfo, Model | None]:
@@ -173,7 +159,8 @@ def _setup(
         cpu=(facts.cpu_model if facts else "") or "",
         cpus=facts.cpu_count if facts else None,
         utilization=utilization,
-        serve_args=(*options.serve_args, *(["images"] if options.images else [])),
+        serve_args=options.serve_args,
+        images=options.images,
     )
 
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from doctor.checks.registry import Judgement
 from doctor.finding import order, verdict
 from doctor.host import Host
+from doctor.smoke.attempt import empty
 from doctor.sweep.answer import judge, setup_of
 from doctor.sweep.options import SweepOptions
 from doctor.sweep.prepare import Item, Prepared, has_vision, left_out
 from doctor.sweep.start import start
-from doctor.sweep.store import OK, Store
+from doctor.sweep.store import OK, REFUSED, Store
 
 if TYPE_CHECKING:
     from doctor.report.redact import Redactor
@@ -64,7 +65,6 @@ def run_sweep(options: SweepOptions, prepared: Prepared, host: Host, redactor: R
         missing = [i for i in wanted if not _finished(done.get(i.key), options.retry)]
         result.resumed = len(wanted) - len(missing)
         logs = options.out / "logs"
-        logs.mkdir(exist_ok=True)
         for number, item in enumerate(missing):
             left = estimate_s(missing[number:], done.values(), prepared)
             head = (
@@ -75,12 +75,15 @@ def run_sweep(options: SweepOptions, prepared: Prepared, host: Host, redactor: R
                 say(f"{head}: {text}")
 
             log = logs / f"server-{item.key}.log"
-            log.write_bytes(b"")
             try:
-                row = start(
-                    item, prepared, options, log, host.env,
-                    vision=vision[item.point.model], say=said,
-                )  # fmt: skip
+                row = start(item, prepared, options, empty(log), host, vision=vision[item.point.model], say=said)
+                if second_start_may_fit(row):
+                    said("refused with an empty compile cache; the second start has more room")
+                    first = row["why"]
+                    row = start(
+                        item, prepared, options, empty(log), host, vision=vision[item.point.model], say=said
+                    )
+                    row["first_start"] = first
             finally:
                 _redact(log, redactor)
             store.append(redactor.value(row))
@@ -137,6 +140,12 @@ def file_notes(store: Store, prepared: Prepared) -> list[str]:
     return out
 
 
+def second_start_may_fit(row: Mapping[str, Any]) -> bool:
+    """A first start profiles a larger peak than every later one; vLLM keeps what it compiled before it refuses."""
+    uncertain = (row.get("predicted") or {}).get("fits") is None
+    return row.get("outcome") == REFUSED and row.get("compile") == "cold" and uncertain
+
+
 def _finished(row: Mapping[str, Any] | None, retry: bool) -> bool:
     return row is not None and not (retry and row.get("outcome") != OK)
 
@@ -159,7 +168,7 @@ def _redact(log: Path, redactor: Redactor) -> None:
 def as_json(result: SweepResult) -> dict[str, Any]:
     """The ``sweep`` part of the answer."""
     return {
-        "setup": asdict(result.prepared.setup),
+        "setup": result.prepared.setup.as_json(),
         "points": [
             {
                 "key": i.key,

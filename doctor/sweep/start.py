@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from doctor.codec import encode
 from doctor.errors import DoctorError
 from doctor.finding import Finding
+from doctor.host import Host
 from doctor.memory.calibration import Measured, read_log
 from doctor.serve.client import Client
-from doctor.serve.command import SERVED_NAME, Settings, build
+from doctor.serve.command import SERVED_NAME, Settings, build, option
 from doctor.serve.log import LogFollower
 from doctor.serve.server import Server
 from doctor.serve.watch import Readiness, wait_healthy
 from doctor.smoke import ending
 from doctor.smoke.options import DEFAULT_UTILIZATION
 from doctor.smoke.preflight import free_port
-from doctor.smoke.probes import Session, rounded
+from doctor.smoke.probes import Session
+from doctor.smoke.profile import card_in, look
 from doctor.sweep.forecast import compared
 from doctor.sweep.measure import Figures, Unanswered, measure
 from doctor.sweep.options import SweepOptions
-from doctor.sweep.prepare import Item, Prepared, serve_args
+from doctor.sweep.prepare import Item, Prepared
 from doctor.sweep.store import DIED, OK, REFUSED
 
 #: Causes that only say that and where it ended: what is not explained is not a refusal.
@@ -36,13 +37,12 @@ _PEAK = re.compile(r"([\d.]+) GiB for peak activation")
 DEATH_WAIT_S = 10.0
 #: Seconds in which a card must be as free as before; a driver frees memory a little after the process ends.
 _FREE_WAIT_S = 30.0
-_GIB = 1 << 30
 
 Say = Callable[[str], None]
 
 
-def start(item: Item, prepared: Prepared, options: SweepOptions, log: Path, env: Mapping[str, str], *,
-          vision: bool, say: Say) -> dict[str, Any]:  # fmt: skip
+def start(item: Item, prepared: Prepared, options: SweepOptions, log: Path, host: Host, *, vision: bool,
+          say: Say) -> dict[str, Any]:  # fmt: skip
     """Runs one point. Raises KeyboardInterrupt when interrupted: then there is no row, and no process left."""
     began = time.monotonic()
     point, cpu = item.point, prepared.environment.cpu
@@ -52,7 +52,12 @@ def start(item: Item, prepared: Prepared, options: SweepOptions, log: Path, env:
         mtp=point.draft_tokens,
         max_model_len=point.max_model_len,
         utilization=prepared.setup.utilization or DEFAULT_UTILIZATION,
-        extra=serve_args(item, prepared, options, has_vision=vision),
+        extra=options.serve_args,
+        max_num_seqs=point.max_num_seqs,
+        max_num_batched_tokens=point.max_num_batched_tokens,
+        # frees the image encoder and its profiling, as `fit` assumes
+        text_only=vision and not options.images and not cpu,
+        dtype="" if option(options.serve_args, "--dtype") else item.forecast.dtype,
     )
     command = build(prepared.environment, settings, free_port())
     row: dict[str, Any] = {
@@ -62,15 +67,15 @@ def start(item: Item, prepared: Prepared, options: SweepOptions, log: Path, env:
         "fingerprint": point.fingerprint,
         "axes": list(point.axes),
         "settings": point.settings,
-        "setup": asdict(prepared.setup),
+        "setup": prepared.setup.as_json(),
         "setup_id": prepared.setup.id,
         "argv": list(command.argv),
         "env": dict(command.env),
         "log": f"{log.parent.name}/{log.name}",
     }
-    used_before = None if cpu else used_bytes()
+    free_before = None if cpu else free_bytes(host)
     findings: list[Finding] = []
-    with Server(command, log, env=env) as server:
+    with Server(command, log, env=host.env) as server:
         follower = LogFollower(log)
         client = Client(command.port, SERVED_NAME, deadline_s=options.request_s)
         ready = wait_healthy(server, client, follower, options.timeout_s, say)
@@ -85,16 +90,17 @@ def start(item: Item, prepared: Prepared, options: SweepOptions, log: Path, env:
                 max_model_len=point.max_model_len,
                 random_weights=settings.random_weights,
                 log=log,
+                full=True,
+                settings=settings,
+                model_folder=point.model,
+                host=host,
+                pid=server.pid,
             )
             try:
                 figures = measure(session, point.max_num_seqs, say)
             except Unanswered as error:
                 ended = server.poll(DEATH_WAIT_S)
                 findings = ending.died_on_request(log, ended, str(error))
-            else:
-                used = None if cpu else used_bytes()
-                if used is not None and used_before is not None:
-                    figures.values["memory_used_gib"] = rounded((used - used_before) / _GIB, 2)
         else:
             findings = ending.not_ready(ready, log, options.timeout_s)
         say("stopping")
@@ -108,8 +114,8 @@ def start(item: Item, prepared: Prepared, options: SweepOptions, log: Path, env:
     row["predicted"] = compared(item.forecast, cold, row.get("kv_tokens"))
     if server.left:
         row["left_processes"] = list(server.left)
-    if not cpu and used_before is not None:
-        wait_until_free(used_before)
+    if free_before is not None:
+        wait_until_free(host, free_before)
     row["seconds"] = round(time.monotonic() - began, 1)
     return row
 
@@ -169,21 +175,17 @@ def _text(log: Path) -> str:
         return ""
 
 
-def used_bytes() -> int | None:
-    """Bytes of the first card that are in use; None when the driver does not tell."""
-    from doctor.memory.cards import local_cards
-
-    cards = local_cards()
-    if not cards or cards[0].free_bytes is None:
-        return None
-    return cards[0].total_bytes - cards[0].free_bytes
+def free_bytes(host: Host) -> int | None:
+    """Bytes that are free on the card that a server would use; None when the driver does not tell."""
+    card = card_in(look(host))
+    return card.free_bytes if card else None
 
 
-def wait_until_free(before: int) -> None:
+def wait_until_free(host: Host, before: int) -> None:
     """Returns when the card is as free as before within 64 MiB, or after half a minute."""
     deadline = time.monotonic() + _FREE_WAIT_S
     while time.monotonic() < deadline:
-        used = used_bytes()
-        if used is None or used <= before + (64 << 20):
+        free = free_bytes(host)
+        if free is None or free >= before - (64 << 20):
             return
         time.sleep(1.0)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -51,7 +52,7 @@ def test_every_point_is_one_row(environment: Path, model: Path, tmp_path: Path) 
     assert one["acceptance_per_position"] == {"0": 0.6667, "1": 0.3333}
     assert one["mean_acceptance_length"] == 2.0
     assert one["decode_tokens_per_s"] > 0 < one["prefill_tokens_per_s"]
-    assert one["prefill_prompt_tokens"] == 4094
+    assert one["prefill_prompt_tokens"] == 512  # as the probe does on a CPU
     assert one["ready_s"] < one["seconds"] < 30
     assert one["predicted"]["fits"] is True
     assert one["predicted"]["difference_percent"] == pytest.approx(
@@ -297,6 +298,71 @@ def test_nothing_secret_is_kept(environment: Path, tmp_path: Path) -> None:
     assert "<hf-token>" in "".join(kept.values())
     for path, text in kept.items():
         assert not [s for s in (secret, str(home), "petra.muster@") if s in text], path
+
+
+#: As vLLM 0.26.0 prints them on a card (gpu_worker.py, decorators.py); the stub's own lines follow.
+CARD_LINES = """\
+INFO 11-30 09:50:08 [gpu_model_runner.py:4700] Model loading took 10.40 GiB memory and 3.1 seconds
+INFO 11-30 09:50:09 [decorators.py:305] Directly load AOT compilation from path /c/torch_aot_compile/model
+INFO 11-30 09:50:10 [gpu_worker.py:440] Available KV cache memory: 7.06 GiB
+INFO 11-30 09:50:11 [gpu_worker.py:640] Free memory on device (21.1/21.99 GiB) on startup. Desired GPU memory \
+utilization is (0.8, 17.59 GiB). Actual usage is 10.4 GiB for weight, 0.16 GiB for peak activation, 0.23 GiB for \
+non-torch memory, and 0.06 GiB for CUDAGraph memory."""
+
+
+def on_a_card(
+    folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch, lines: str, stub: str, *options: str
+) -> dict[str, Any]:
+    """The only row of a sweep with a GPU build of vLLM, on a machine that is said to have a card."""
+    from doctor.memory.cards import named_cards
+
+    environment = make_environment(folder / "gpu", "0.26.0")
+    monkeypatch.setattr("doctor.sweep.prepare._own_card", lambda _: named_cards("RTX 2080 Ti", 22, None)[0])
+    monkeypatch.setenv("VLLM_STUB", stub)
+    monkeypatch.setenv("VLLM_STUB_SAYS", lines)
+    monkeypatch.setattr("doctor.serve.interrupt.like_ctrl_c", lambda: None)
+    main([*command(environment, model, folder / "out", *options)[3:]])
+    (row,) = rows(folder / "out")
+    return row
+
+
+def test_on_a_card(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = ("--context", "8K", "--axes", "context", "--mtp", "2", "--util", "0.8")
+    row = on_a_card(tmp_path, model, monkeypatch, CARD_LINES, "", *plan)
+    assert (row["compile"], row["peak_activation_gib"], row["weights_gib"], row["kv_gib"]) == (
+        "warm",
+        0.16,
+        10.4,
+        7.06,
+    )
+    assert (row["predicted"]["start"], row["setup"]["utilization"]) == ("later", 0.8)
+    assert row["setup"]["card"] == "GeForce RTX 2080 Ti 22 GB"
+    for part in (["--gpu-memory-utilization", "0.8"], ["--language-model-only"], ["--max-num-seqs", "1"]):
+        at = row["argv"].index(part[0])
+        assert row["argv"][at : at + len(part)] == part
+    assert "--enforce-eager" not in row["argv"]
+
+
+def test_refused_with_an_empty_compile_cache_is_started_once_more(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cold = CARD_LINES.replace("Directly load AOT compilation from path", "saved AOT compiled function to")
+    edge = ("--context", "128K", "--axes", "context", "--mtp", "2", "--util", "0.8")
+    config = make_heavy(model)
+    row = on_a_card(tmp_path, config, monkeypatch, cold, "die:utilization", *edge)
+    assert row["predicted"]["fits"] is None  # within the uncertainty
+    assert (row["outcome"], row["compile"]) == ("refused", "cold")
+    assert row["first_start"] == row["why"]
+    certain = ("--context", "8K", *edge[2:])
+    (tmp_path / "second").mkdir()
+    row = on_a_card(tmp_path / "second", config, monkeypatch, cold, "die:utilization", *certain)
+    assert (row["outcome"], "first_start" in row) == ("refused", False)
+
+
+def make_heavy(model: Path) -> Path:
+    """Weights under a name that tells nothing of their size: then it follows from the configuration."""
+    (model / "model.safetensors").rename(model / "weights.safetensors")
+    return model
 
 
 def test_a_model_that_is_not_there(environment: Path, tmp_path: Path) -> None:
