@@ -18,6 +18,8 @@ _STEP = re.compile(r"(?:\[(\d+)/(\d+)\] )?STEP (\d+)(?:/(\d+))?: (.*)")
 _PODMAN_ERROR = re.compile(r"(?:Error|error): (.*)")
 #: The client's last words about a failure, after BuildKit's.
 _FINAL = re.compile(r"(?:ERROR: )?((?:failed to solve|executor failed running|process \").*)")
+#: Where a step's files come from says less than what it runs.
+_FLAGS = re.compile(r"--(?:mount|network|security|from|chown|chmod)=\S+\s+")
 #: Letters of a step's text that are shown.
 _WIDTH = 72
 
@@ -86,7 +88,7 @@ class Steps:
 
 
 def _short(text: str) -> str:
-    words = " ".join(text.split())
+    words = " ".join(_FLAGS.sub("", text).split())
     return words if len(words) <= _WIDTH else words[: _WIDTH - 3] + "..."
 
 
