@@ -14,6 +14,7 @@ from doctor.report.redact import Redactor
 from doctor.report.terminal import console, finding_view, verdict_mark
 
 if TYPE_CHECKING:
+    from doctor.smoke.ladder import Ladder
     from doctor.smoke.probes import Result
     from doctor.smoke.run import SmokeResult
 
@@ -22,6 +23,30 @@ _STATUS = {
     "advise": ("!", "!", "yellow"),
     "fail": ("✗", "X", "red"),
     "abstain": ("·", "-", "dim"),
+}
+
+
+#: What each probe expects, in a few words. A figure of ``Result.expected`` takes the place of {}.
+_EXPECTED = {
+    "liveness": ("whole answers", ""),
+    "first_requests": ("as fast as later ones", ""),
+    "chat_template": ("as the template renders it", ""),
+    "stop_and_length": ("exact lengths, no stop text", ""),
+    "streaming": ("piece by piece, same text", ""),
+    "structured_output": ("JSON by its schema", ""),
+    "tool_call": ("a call with valid arguments", ""),
+    "sampling_limits": ("both have an effect", ""),
+    "prefix_cache": ("{} tokens from the cache", "cached_tokens"),
+    "speculative": ("drafts accepted", ""),
+    "consistency": ("the same text", ""),
+    "needle": ("as cold, so repeated", ""),
+    "decode_speed": ("{} of the ceiling", "share_of_ceiling"),
+    "prefill_speed": ("{} times decoding", "times_decode"),
+    "concurrency": ("more together than alone", ""),
+    "memory": ("growth {} MiB", "growth_mib"),
+    "prediction": ("in the predicted range", ""),
+    "correctness": ("differences {} nats", "difference_nats"),
+    "mtp_speed": ("faster than without", ""),
 }
 
 
@@ -34,15 +59,19 @@ def print_smoke(result: SmokeResult, *, verbose: bool = False, out: Console | No
     out.print(headline.append_text(Text(f"  {_reason(result)}")))
     if result.results and result.readiness is not None and result.readiness.state == "healthy":
         out.print()
-        out.print(_table(result, ascii_only))
+        out.print(_table(result, ascii_only, verbose))
+        figures = _figures_table(result, ascii_only)
+        if figures is not None:
+            out.print()
+            out.print(figures)
+    if result.ladder is not None:
+        out.print()
+        out.print(_ladder(result.ladder, ascii_only))
     for item in judgement.findings:
         out.print()
         out.print(finding_view(item, verbose, ascii_only))
-    advice = [r for r in result.results if r.status == "advise"]
-    if advice or result.notes:
+    if result.notes:
         out.print()
-        for one in advice:
-            out.print(Text(f"advice: {one.why}"))
         for note in result.notes:
             out.print(Text(f"note: {note}"))
     _print_tail(result, out, verbose)
@@ -68,27 +97,86 @@ def _reason(result: SmokeResult) -> str:
     return f"the server answers, but: {titles}" if verdict is Verdict.DEGRADED else titles
 
 
-def _table(result: SmokeResult, ascii_only: bool) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+def _table(result: SmokeResult, ascii_only: bool, verbose: bool) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("")
+    table.add_column("probe", no_wrap=True)
+    table.add_column("measured", overflow="fold", ratio=3)
+    table.add_column("expected", overflow="fold", ratio=1, style="dim")
     ready = result.readiness
     if ready is not None:
         session = result.attached.session if result.attached else None
         facts = result.follower.facts if result.follower else session.server if session else None
         pool = f"; KV cache {facts.kv_tokens:,} tokens" if facts and facts.kv_tokens else ""
         block = f", block {facts.block_size}" if facts and facts.block_size else ""
-        table.add_row(
-            _mark("pass", ascii_only),
-            *(
-                ("server", f"running{pool}{block}")
-                if session
-                else ("start", f"healthy after {ready.seconds:.0f} s{pool}{block}")
-            ),
-        )
+        name, what = ("server", "running") if session else ("start", f"healthy after {ready.seconds:.0f} s")
+        table.add_row(_mark("pass", ascii_only), name, f"{what}{pool}{block}")
+    # what was not asked at all comes last and takes no more room than it needs
+    asked = [r for r in result.results if r.status != "abstain" or r.asked or r.measured]
+    for one in asked:
+        quiet = "dim" if one.status == "abstain" else ""
+        measured = Text(f"{one.why}{_figures(one)}", style=quiet)
+        table.add_row(_mark(one.status, ascii_only), one.name, measured, _expected(one))
+        if verbose and one.measured:
+            figures = "; ".join(f"{k} {_short(v)}" for k, v in one.measured.items() if k not in ("rows", "shapes"))
+            table.add_row("", "", Text(figures, style="dim"))
     for one in result.results:
-        table.add_row(_mark(one.status, ascii_only), one.name, f"{one.why}{_figures(one)}")
+        if one not in asked:
+            table.add_row(_mark("abstain", ascii_only), one.name, Text(one.why, style="dim"))
+    return table
+
+
+def _expected(one: Result) -> str:
+    text, key = _EXPECTED.get(one.name, ("", ""))
+    if one.status == "abstain":
+        return ""
+    return text.format(_short(one.expected.get(key))) if key and key in one.expected else text.partition("{")[0]
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def _figures_table(result: SmokeResult, ascii_only: bool) -> Table | None:
+    """vLLM's own figures beside what was predicted for this start."""
+    rows = next((r.measured.get("rows") for r in result.results if r.name == "prediction"), None)
+    if not rows:
+        return None
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("")
+    table.add_column("vLLM says")
+    for name in ("measured", "predicted", "range"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        unit = row["unit"]
+        span = "" if row["low"] == row["high"] else f"{_number(row['low'], unit)} - {_number(row['high'], unit)}"
+        table.add_row(
+            _mark("pass" if row["within"] else "advise", ascii_only),
+            f"{row['figure']}{f' ({unit})' if unit else ''}",
+            _number(row["measured"], unit),
+            _number(row["predicted"], unit),
+            span,
+        )
+    return table
+
+
+def _number(value: float, unit: str) -> str:
+    return f"{value:,.0f}" if unit == "tokens" else f"{value:,.2f}"
+
+
+def _ladder(ladder: Ladder, ascii_only: bool) -> Table:
+    """What was tried after the failure, and what came of it."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("")
+    table.add_column("tried after that", overflow="fold", ratio=2)
+    table.add_column("seconds", justify="right")
+    table.add_column("", overflow="fold", ratio=2)
+    for step in ladder.steps:
+        again = " (second start)" if step.again else ""
+        changes = f"{', '.join(step.changes)}{again}"
+        mark = _mark("pass" if step.passed else "fail", ascii_only)
+        table.add_row(mark, changes, f"{step.seconds:.0f}", Text(step.why, style="dim"))
     return table
 
 
@@ -97,10 +185,8 @@ def _figures(one: Result) -> str:
     if one.name == "liveness" and measured.get("second_ttft_s") is not None:
         return f"; first token after {measured['first_ttft_s']} s, then {measured['second_ttft_s']} s"
     if one.name == "prefix_cache" and measured.get("ttft_s"):
-        return "; first token after " + ", ".join(f"{t} s" for t in measured["ttft_s"])
-    if one.name == "speculative" and measured.get("decode_tokens_per_s"):
-        speeds = [s for s in measured["decode_tokens_per_s"] if s is not None]
-        return f"; {min(speeds)} to {max(speeds)} tokens/s" if speeds else ""
+        ratio = f" ({measured['ttft_ratio']} times)" if measured.get("ttft_ratio") else ""
+        return "; first token after " + ", ".join(f"{t} s" for t in measured["ttft_s"]) + ratio
     return ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from dataclasses import replace
@@ -12,6 +13,8 @@ import pytest
 
 from doctor.facts import DriverFacts, GpuFacts, GpuProcess, ServingFacts
 from doctor.host import LocalHost
+from doctor.report.smoke import print_smoke
+from doctor.report.terminal import console
 from doctor.serve.client import Client
 from doctor.serve.command import Settings
 from doctor.serve.log import LogFollower
@@ -21,6 +24,7 @@ from doctor.smoke.probes import Session, concurrency, decode_speed, prediction, 
 from doctor.smoke.probes.concurrency import Level
 from doctor.snapshot import Snapshot
 from tests.memory.support import config_path
+from tests.smoke.test_run import Smoke
 
 ROOT = Path(__file__).parents[2]
 GIB = 1 << 30
@@ -199,3 +203,21 @@ def test_memory_is_read_of_our_processes_first(session: Session, monkeypatch: py
     assert usage.read(session) == usage.Usage(usage.PROCESSES, 22 * GIB, 109 * GIB)
     session.pid = None
     assert usage.read(session) is None
+
+
+def test_the_figures_are_shown_side_by_side(smoke: Smoke, session: Session) -> None:
+    result = smoke(mtp=0)
+    cold = prediction.probe(start(session, "MTP 2, prefix caching, cold"))
+    result.results = [cold if r.name == "prediction" else r for r in result.results]
+    out = io.StringIO()
+    print_smoke(result, out=console(out))
+    text = " ".join(out.getvalue().split())
+    assert "vLLM says measured predicted range" in text
+    assert "KV cache (tokens) 143,652" in text
+    assert "block (tokens) 544 544" in text
+    assert "a second one has about 1.9 GiB more KV cache" in text
+    assert "prefix_cache 1088 of 1152 tokens" not in text  # the stub keeps a block less
+    assert "1088 tokens from the cache" in text  # what was expected stands beside it
+    out = io.StringIO()
+    print_smoke(result, out=console(out), verbose=True)
+    assert "hit_counter 1088.0" in " ".join(out.getvalue().split())
