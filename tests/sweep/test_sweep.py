@@ -187,9 +187,14 @@ def test_a_point_that_fails_is_a_row_too(
     assert [f["id"] for f in answer["findings"]] == [cause]
     assert (out / row["log"]).read_text()
     assert gone(pids)
-    # finished is finished; --retry starts it again, and the last row counts
-    code, answer, _ = sweep(environment, model, out, *plan)
+
+
+def test_finished_is_finished_until_retry_is_asked_for(environment: Path, model: Path, tmp_path: Path) -> None:
+    out, plan = tmp_path / "out", ("--context", "1K", "--axes", "context", "--mtp", "0")
+    sweep(environment, model, out, *plan, stub="die:nothing")
+    code, _, _ = sweep(environment, model, out, *plan)
     assert (code, len(rows(out))) == (2, 1)
+    # the last row of a point counts
     code, answer, _ = sweep(environment, model, out, *plan, "--retry")
     assert (code, answer["verdict"], len(rows(out)), len(answer["sweep"]["rows"])) == (0, "ready", 2, 1)
 
