@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from docs.pages import causes, gib, share, table
 from docs.reference_rows import (
     BANDWIDTH,
+    BATCH,
     NINE,
     REPORTED,
     TOTAL,
@@ -146,7 +147,8 @@ from the memory model, with the weights computed from the model's shape and, whe
 of card and {free} GiB free. "Difference" is the report against the model. 1 GB is 10^9 bytes, 1 GiB 2^30.
 
 In the commands, `MODEL` is `QuantTrio/Qwen3.5-9B-AWQ` or its folder, `MODEL27` a 27B with all projections in 4
-bit, and `CARD` stands for `--gpu "RTX 2080 Ti" --vram 22 --free {free} --vllm {vllm}`.
+bit, and `CARD` stands for `--gpu "RTX 2080 Ti" --vram 22 --free {free} --vllm {vllm} --max-num-seqs 1
+--max-num-batched-tokens {batch} --max-model-len 8K` (a later option wins).
 """
 
 CORRECTIONS = """## Where a figure was misread
@@ -185,7 +187,7 @@ def text() -> str:
     full = ceiling(NINE.weights, pool.layout.kept_token_bytes, 262144, BANDWIDTH)
     drafted = ceiling(NINE.weights, 0, 0, BANDWIDTH, draft_tokens=2, acceptance=R["mtp"]["mean_length"])
     top = ceiling(NINE.weights, 0, 0, BANDWIDTH)
-    out = [HEAD.format(setup=R["setup"], total=TOTAL // GIB, free=R["free_gib"], vllm=R["vllm"])]
+    out = [HEAD.format(setup=R["setup"], total=TOTAL // GIB, free=R["free_gib"], vllm=R["vllm"], batch=BATCH)]
     for title, rows in (
         ("Start check", start_rows()), ("Which model", choice_rows()), ("Speed", speed_rows()),
         ("KV cache", kv_rows()), ("Prefix caching and MTP", cache_rows()),

@@ -222,8 +222,9 @@ def kv_rows() -> list[Row]:
             f"pool {grown:.2f} GiB ({pool['gib']} and 0.1 of the card) = {long_pool.num_blocks} blocks; needs "
             f"{long_pool.layout.blocks_per_request}, with prefix caching "
             f"{long_align.layout.blocks_per_request}: "
-            f"{'starts' if long_pool.fits and long_align.fits else 'refused'}; predicted {span(no_drafts)} on a "
-            f"first start", agrees(long_pool.fits and long_align.fits), "`vllm-doctor fit MODEL CARD --util 0.9 "
+            f"{'starts' if long_pool.fits and long_align.fits else 'refused'}; from the shape alone "
+            f"{span(no_drafts)} on a first start, so `fit` calls it "
+            f"close", agrees(long_pool.fits and long_align.fits), "`vllm-doctor fit MODEL CARD --util 0.9 "
             "--max-model-len 262144 --mtp 0`",
         ),
         (

@@ -22,7 +22,10 @@ PAGES = {
     "make_single_card": "docs/single-card.md",
     "make_fork_report": "docs/fork-report.md",
 }
-CARD = '--gpu "RTX 2080 Ti" --vram 22 --free 20.81 --vllm 0.21.0'
+CARD = (
+    '--gpu "RTX 2080 Ti" --vram 22 --free 20.81 --vllm 0.21.0 --max-num-seqs 1 --max-num-batched-tokens 1024 '
+    "--max-model-len 8K"
+)
 
 
 def page_module(name: str) -> ModuleType:
@@ -142,3 +145,19 @@ def test_the_report_has_the_headings_of_the_fork_and_a_profile_that_it_takes(tmp
     written.write_text(profile, encoding="utf-8")
     assert subprocess.run(["bash", "-n", str(written)], timeout=10).returncode == 0
     assert "measured on the card" in issue.split("### Actual")[1]
+
+
+def test_the_commands_for_the_reported_card_judge_as_the_page_does(
+    models: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was refused is refused, what started is at least possible."""
+    text = (ROOT / PAGES["make_reference_2080ti"]).read_text(encoding="utf-8")
+    judged = 0
+    for line in text.splitlines():
+        for span in re.findall(r"`(vllm-doctor fit MODEL CARD --util [^`]+)`", line):
+            words = shlex.split(span.replace("CARD", CARD))[1:]
+            code = main([models.get(word, word) for word in words] + ["--json"])
+            capsys.readouterr()
+            assert (code == 2) is ("refused" in line), (span, code)
+            judged += 1
+    assert judged >= 4
