@@ -1,103 +1,78 @@
-"""How small a damage of restored state `smoke --full` still sees, and how often it accuses healthy servers.
+"""How small a damage of restored state the correctness A/B still sees.
 
-    python benchmarks/corruption_threshold.py VLLM_ENV MODEL [--rounds 20] [--strengths 1 0.3 0.1] [--port 8340]
+    python benchmarks/corruption_threshold.py VLLM_ENV MODEL [--repeats 5] [--strengths 1 0.7 0.5] [--out FILE]
 
-Starts the four servers of the A/B side by side on the CPU (3.3 GB of memory each): base, prefix caching, MTP, and
-both with the state-damaging plugin of tests/server/cpu_vllm. Each round asks new prompts. With damage 0 it is the
-healthy server; then each strength has one round. Prints JSON lines.
+Starts the four servers of the A/B side by side on the CPU (3.3 GB of memory each): base, prefix caching, MTP,
+and both with the state-damaging plugin of tests/server/cpu_vllm. Each repeat asks new prompts of all four; then
+the damaged server is asked the same prompts again for each strength, its prefix cache emptied before, so that
+strengths are compared on equal prompts. They are in standard deviations of the state; 0 is the healthy server.
+Prints JSON lines and, at the end, a Markdown table.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
+import statistics
 import sys
 import tempfile
-import uuid
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from doctor.host import LocalHost
-from doctor.serve.client import Client
-from doctor.serve.command import SERVED_NAME, Settings, build
 from doctor.serve.environment import locate
-from doctor.serve.log import LogFollower
-from doctor.serve.server import Server
-from doctor.serve.watch import wait_healthy
-from doctor.smoke import ab, ab_judge
-from doctor.smoke.ab import Run, configs
-from tests.server.cpu_vllm.corrupt_plugin import install
+from tests.server.ab_servers import AbServers
 
-LENGTH = 4096
-BLOCK = 544
+
+def table(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Markdown: how often each strength was seen, and by how much it moved answers."""
+    yield "| noise (sd) | seen | largest difference: lowest, median, highest | comparisons above the tolerance |"
+    yield "|---|---|---|---|"
+    for damage in sorted({r["damage"] for r in rows}, reverse=True):
+        same = [r for r in rows if r["damage"] == damage]
+        seen = sum(r["status"] == "fail" for r in same)
+        worst = [max(list(r["largest"].values())[-1]) for r in same]
+        wrong = sum(r["wrong"] for r in same)
+        apart = f"{min(worst):.3f}, {statistics.median(worst):.3f}, {max(worst):.3f}"
+        yield f"| {damage:g} | {seen} of {len(same)} | {apart} | {wrong} of {sum(r['compared'] for r in same)} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("environment")
     parser.add_argument("model")
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--strengths", type=float, nargs="*", default=[3, 1, 0.5, 0.3, 0.2, 0.1, 0.03, 0.01])
-    parser.add_argument("--port", type=int, default=8340)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--strengths", type=float, nargs="*", default=[1, 0.7, 0.5, 0.4, 0.3])
+    parser.add_argument("--kinds", nargs="*", default=[], help="other damage at the end, at 3: restored drafted")
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+
+    def keep(**row: Any) -> None:
+        print(json.dumps(row), flush=True)
+        if options.out:
+            with options.out.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
     folder = Path(tempfile.mkdtemp(prefix="corruption-"))
-    strength = folder / "strength"
-    strength.write_text("0")
-    plugin = install(folder / "plugin")
-    environment = locate(LocalHost(), options.environment)
-    chosen = Settings(options.model, True, 2, LENGTH, 0.9)
-    clients = {}
-    with ExitStack() as stack:
-        for number, config in enumerate(configs(chosen)):
-            command = build(environment, config.settings(chosen), options.port + number)
-            env = {**os.environ, "PYTHONPATH": str(plugin), "CORRUPT_STATE": str(strength)}
-            server = stack.enter_context(Server(command, folder / f"{number}.log", env=env))
-            clients[config] = (server, Client(command.port, SERVED_NAME))
-        for config, (server, client) in clients.items():
-            ready = wait_healthy(server, client, LogFollower(server.log), 900, lambda _: None)
-            print(json.dumps({"server": config.name, "ready": ready.state, "s": ready.seconds}), flush=True)
-        for number in range(options.rounds):
-            print(json.dumps({"round": number, "damage": 0, **one_round(clients)}), flush=True)
-        for value in options.strengths:
-            strength.write_text(str(value))
-            print(json.dumps({"damage": value, **one_round(clients)}), flush=True)
-
-
-def one_round(clients: dict) -> dict:
-    chosen = list(clients)[-1]
-    first = clients[chosen][1]
-    prompts = ab.make_prompts(first, BLOCK, LENGTH, uuid.uuid4().hex)
-    runs = {config: Run(config) for config in clients}
-    ab.ask(first, runs[chosen], prompts)
-    turn = ab.next_turn(first, prompts, runs[chosen], LENGTH)
-    if turn:
-        ab.ask_turn(first, runs[chosen], turn)
-
-    def others(config: object) -> None:
-        if config is not chosen:
-            ab.ask(clients[config][1], runs[config], prompts)
-            if turn:
-                ab.ask_turn(clients[config][1], runs[config], turn)
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(others, clients))
-    result = ab_judge.judge(list(runs.values()), prompts)
-    both = result.measured.get("servers", {}).get(chosen.name, {})
-    return {
-        "status": result.status,
-        "finding": result.finding.id if result.finding else None,
-        "tolerance": result.measured.get("tolerance_nats"),
-        "base_spread": result.measured.get("base_spread_nats"),
-        "largest": {n: [s["to_base"], s["to_itself"]] for n, s in result.measured.get("servers", {}).items()},
-        "one_at_a_time": both.get("to_itself_one_at_a_time"),
-        "wrong": len(both.get("wrong", ())),
-        "errors": result.measured.get("errors"),
-        "why": result.why,
-    }
+    with AbServers(locate(LocalHost(), options.environment), options.model, folder) as servers:
+        for number in range(options.repeats):
+            for strength in (0, *options.strengths):
+                servers.damage(strength)
+                if strength:
+                    servers.ask_again([servers.both])
+                else:
+                    servers.ask()
+                rows.append({"repeat": number, "damage": strength, **servers.judge()})
+                keep(**rows[-1])
+        for kind in options.kinds:
+            servers.damage(3, kind)
+            servers.ask_again(c for c in servers.clients if c.name != "base")
+            keep(kind=kind, damage=3, **servers.judge())
+    print("\n".join(table(rows)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""The four servers of ``--full`` and the warm-up, on a real vLLM. Slow: four starts of about a minute each."""
+"""``--full``, what it says of damaged and of made models, and the warm-up, on a real vLLM.
+
+The first test is the one whole ``--full`` that every CI run has; the others are run by name.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,12 @@ from doctor.serve.log import LogFollower
 from doctor.serve.server import Server
 from doctor.serve.watch import wait_healthy
 from doctor.smoke.preflight import free_port
-from tests.server.cpu_vllm import corrupt_plugin, setup_env
+from doctor.smoke.prompts import unique_prompt
+from tests.server.ab_servers import AbServers
+from tests.server.cpu_vllm import plugins, setup_env
 from tests.server.test_smoke_real import ROOT, smoke, status
 
-pytestmark = [pytest.mark.server, pytest.mark.long, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +51,9 @@ def test_a_healthy_server_is_not_accused(vllm_env: Path, telling_model: Path, tm
     assert status(answer)["mtp_speed"] in ("pass", "advise")
 
 
+@pytest.mark.long
 def test_damaged_state_is_caught(vllm_env: Path, telling_model: Path, tmp_path: Path) -> None:
-    plugin = corrupt_plugin.install(tmp_path / "plugin")
+    plugin = plugins.install("corrupt_plugin", tmp_path / "plugin")
     code, answer = smoke(
         vllm_env, telling_model, "--full", "--timeout", "600", "--out", str(tmp_path / "out"),
         PYTHONPATH=str(plugin), CORRUPT_STATE="3",
@@ -56,18 +62,78 @@ def test_damaged_state_is_caught(vllm_env: Path, telling_model: Path, tmp_path: 
     assert (code, answer["verdict"]) == (1, "degraded")
     assert [f["id"] for f in answer["findings"]] == ["mtp-prefix-cache-corrupts-output"]
     assert answer["findings"][0]["confidence"] == "proven"
+    assert {step["passed"] for step in answer["smoke"]["ladder"]["steps"]} == {True}
+    passed = answer["smoke"]["settings_that_passed"]
+    assert (passed["prefix_caching"], passed["num_speculative_tokens"]) == (False, 2)
 
 
-@pytest.fixture
-def running(vllm_env: Path, tiny_model: Path, tmp_path: Path) -> Iterator[Server]:
+@pytest.mark.long
+def test_which_combination_is_named(vllm_env: Path, telling_model: Path, tmp_path: Path) -> None:
+    with AbServers(locate(LocalHost(), str(vllm_env)), str(telling_model), tmp_path) as servers:
+        servers.ask()
+        healthy = servers.judge()
+        assert healthy["status"] in ("pass", "advise"), healthy
+        named = {}
+        for when, damaged in (
+            ("both", {"MTP + prefix caching"}),
+            ("restored", {"prefix caching", "MTP + prefix caching"}),
+            ("drafted", {"MTP", "MTP + prefix caching"}),
+        ):
+            servers.damage(3, when)
+            # what was asked while undamaged or damaged otherwise is asked again
+            servers.ask_again(c for c in servers.clients if c.name != "base")
+            judged = servers.judge()
+            named[when] = judged["finding"]
+            assert {n for n, apart in judged["largest"].items() if max(apart) > judged["tolerance"]} == damaged
+    assert named == {
+        "both": "mtp-prefix-cache-corrupts-output",
+        "restored": "prefix-cache-corrupts-output",
+        "drafted": "mtp-corrupts-output",
+    }
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("noise", "least", "most"), [("0", 0.97, 1.0), ("4", 0.4, 0.85), ("16", 0.01, 0.35), ("1000", 0.0, 0.0)]
+)
+def test_acceptance_is_what_the_draft_head_was_made_for(
+    vllm_env: Path, tmp_path: Path, noise: str, least: float, most: float
+) -> None:
+    model = setup_env.make_model(vllm_env / "bin" / "python", tmp_path / "model", "--mtp-noise", noise)
+    _, answer = smoke(vllm_env, model, "--out", str(tmp_path / "out"))
+    probes = {p["name"]: p for p in answer["smoke"]["probes"]}
+    seen = probes["speculative"]["measured"]
+    first, second = (seen["acceptance_per_position"].get(p, 0.0) for p in "01")
+    assert least <= first <= most
+    assert second <= first
+    assert seen["mean_acceptance_length"] == pytest.approx(1 + first + second, abs=0.01)
+    assert probes["speculative"]["status"] == ("fail" if noise == "1000" else "pass")
+
+
+@pytest.mark.long
+def test_a_checkpoint_without_a_draft_head(vllm_env: Path, tmp_path: Path) -> None:
+    model = setup_env.make_model(vllm_env / "bin" / "python", tmp_path / "model", "--no-mtp")
+    code, answer = smoke(vllm_env, model, "--out", str(tmp_path / "out"))
+    assert (code, answer["verdict"]) == (1, "degraded")
+    assert [f["id"] for f in answer["findings"]] == ["mtp-weights-missing"]
+    assert status(answer)["speculative"] == "fail"
+    assert answer["smoke"]["server"]["state"] == "healthy"  # tried without it
+    assert answer["smoke"]["server"]["block_size"] == 528  # that of Qwen3.5-9B without drafts
+    cached = next(p for p in answer["smoke"]["probes"] if p["name"] == "prefix_cache")["measured"]["cached_tokens"]
+    assert max(cached) == 2 * 528  # without drafts no block is lost
+
+
+@pytest.fixture(scope="module")
+def running(vllm_env: Path, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A healthy server that somebody else started."""
     command = build(locate(LocalHost(), str(vllm_env)), Settings(str(tiny_model), True, 2, 4096, 0.9), free_port())
-    with Server(command, tmp_path / "server.log", env=os.environ) as server:
+    with Server(command, tmp_path_factory.mktemp("running") / "server.log", env=os.environ) as server:
         client = Client(command.port, SERVED_NAME)
         assert wait_healthy(server, client, LogFollower(server.log), 600, lambda _: None).state == "healthy"
         yield server
 
 
+@pytest.mark.long
 def test_url_and_warmup(running: Server) -> None:
     def doctor(*arguments: str) -> tuple[int, dict]:
         argv = [sys.executable, "-m", "doctor", *arguments, "--json"]
@@ -88,3 +154,13 @@ def test_url_and_warmup(running: Server) -> None:
     assert answer["smoke"]["server"]["block_size"] == 544
     time.sleep(0.5)
     assert running.poll() is None
+
+
+@pytest.mark.long
+def test_cached_tokens_grow_by_a_block(running: Server) -> None:
+    client = Client(running.command.port, SERVED_NAME)
+    best = {}
+    for blocks in (1, 2, 3, 4):
+        prompt = unique_prompt(client, blocks * 544 + 40)
+        best[blocks] = max(client.complete(prompt, 4, ignore_eos=True).cached_tokens or 0 for _ in range(3))
+    assert best == {1: 0, 2: 544, 3: 1088, 4: 1632}  # drafts cost the last block
