@@ -223,9 +223,9 @@ def kv_rows() -> list[Row]:
             f"{long_pool.layout.blocks_per_request}, with prefix caching "
             f"{long_align.layout.blocks_per_request}: "
             f"{'starts' if long_pool.fits and long_align.fits else 'refused'}; from the shape alone "
-            f"{span(no_drafts)} on a first start, so `fit` calls it "
-            f"close", agrees(long_pool.fits and long_align.fits), "`vllm-doctor fit MODEL CARD --util 0.9 "
-            "--max-model-len 262144 --mtp 0`",
+            f"{span(no_drafts)} on a first start, so `fit` says {'fits' if no_drafts.low.fits else 'close'}",
+            agrees(long_pool.fits and long_align.fits),
+            "`vllm-doctor fit MODEL CARD --util 0.9 --max-model-len 262144 --mtp 0`",
         ),
         (
             "262K with MTP 2", "no room",
