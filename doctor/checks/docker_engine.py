@@ -32,6 +32,8 @@ def container_toolkit_missing(s: Snapshot) -> Finding | Skipped | None:
     """
     name = "container-toolkit-missing"
     refused = _deep(s, "could not select device driver")
+    if refused is None and s.container is not None and s.container.toolkit_version == "":
+        refused = _deep(s, "failed to discover GPU vendor from CDI")  # Docker 29's words for it
     if refused is not None:
         text = "the daemon started no container with a GPU: it knows no driver for the gpu capability"
         return found(name, Confidence.PROVEN, text, refused.evidence, severity=Severity.DEGRADES)

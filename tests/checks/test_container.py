@@ -240,6 +240,16 @@ class TestToolkit:
         assert (finding.severity, finding.confidence) == (Severity.DEGRADES, Confidence.PROVEN)
         assert [f.id for f in finding.symptoms] == ["gpu-container-fails"]
 
+    def test_the_words_of_docker_29(self, tmp_path: Path) -> None:
+        """They stand for a missing specification too: only without any toolkit do they mean the toolkit."""
+        says = "debian:12 with --gpus all: failed to discover GPU vendor from CDI: no known GPU vendor found"
+        assert one(deep(engine(fake(tmp_path / "a")), says), self.ID).confidence is Confidence.PROVEN
+        host = fake(tmp_path / "b")
+        host.program("/usr/bin/nvidia-ctk", "NVIDIA Container Toolkit CLI version 1.18.0\n")
+        found = [f.id for f in run(deep(engine(host), says)).findings]
+        assert self.ID not in found
+        assert "gpu-container-fails" in found
+
 
 def deep(snapshot: Snapshot, output: str | None, ok: bool | None = False) -> Snapshot:
     assert snapshot.container is not None

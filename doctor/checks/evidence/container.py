@@ -20,7 +20,7 @@ from doctor.checks.evidence.common import (
     together,
     wsl_sign,
 )
-from doctor.checks.evidence.remedies import install_toolkit, register_runtime, shared_memory
+from doctor.checks.evidence.remedies import install_toolkit, register_runtime, rest, shared_memory
 from doctor.checks.registry import Result
 from doctor.finding import Severity
 from doctor.snapshot import Event, Snapshot
@@ -82,11 +82,22 @@ def cdi(s: Snapshot) -> Result:
     if event is None:
         event = next((e for e in events(s, "container.no-device-driver") if e.values.get("driver") == "cdi"), None)
     if event is None:
-        return None
+        return _no_vendor(s)
     text = (
         f"no CDI specification on the host describes {event.values.get('device', 'the device that was asked for')}"
     )
     return say("container-cdi-device-unknown", PROVEN, text, event)
+
+
+def _no_vendor(s: Snapshot) -> Result:
+    """Docker 29 turns --gpus into a CDI request: without any specification of a GPU it ends here (proven)."""
+    cause = "container-cdi-device-unknown"
+    event = first(s, "container.cdi-no-vendor")
+    if event is None:
+        return None
+    absent = first(s, "container.toolkit-not-found", "container.runtime-binary")
+    text = "docker found no CDI specification of a GPU: the toolkit is not installed, or has not written one"
+    return say(cause, PROVEN, text, event, absent, fixes=(install_toolkit(s)[0], *rest(cause, 0)))
 
 
 @rule("container-image-requires-newer-driver")

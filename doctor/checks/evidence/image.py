@@ -212,20 +212,34 @@ def build_killed(s: Snapshot) -> Result:
     return _say(s, cause, together(s, event, record), text, event, record or killed)
 
 
+def without_room(s: Snapshot) -> list[Event]:
+    """Where the engine or a step of a build found no room; bare seconds count beside a failed build only."""
+    return [
+        e
+        for e in events(s, "image.no-room")
+        if "seconds" not in e.values or near(s, e, {"image.step-failed"}, before=400, after=400)
+    ]
+
+
 @rule("docker-data-root-full", start=False)
 def no_room(s: Snapshot) -> Result:
     """The engine itself found no room (proven); a program in a step of a build did (likely)."""
-    seen = events(s, "image.no-room")
-    event = next((e for e in seen if "step" not in e.values), None) or next(iter(seen), None)
+    seen = without_room(s)
+    event = next((e for e in seen if not _in_step(e)), None) or next(iter(seen), None)
     if event is None:
         return None
     full = next((e for e in events(s, "shell.df") if int(e.values["percent"]) >= 98), None)
     where = f" at {event.values['path']}" if "path" in event.values else ""
-    if "step" in event.values:
+    if _in_step(event):
         text = "a step of the build found no room; its files lie in the engine's data folder"
         return _say(s, "docker-data-root-full", LIKELY, text, event, full, severity=Severity.BLOCKER)
     text = f"the engine found no room for the image's layers{where}"
     return _say(s, "docker-data-root-full", PROVEN, text, event, full, severity=Severity.BLOCKER)
+
+
+def _in_step(event: Event) -> bool:
+    """Whether a program in a step of the build found no room, not the engine itself."""
+    return "step" in event.values or "seconds" in event.values
 
 
 @rule("container-cdi-spec-outdated", start=False)

@@ -9,6 +9,7 @@ from doctor.checks.evidence.common import (
     LIKELY,
     PROVEN,
     events,
+    file_of,
     first,
     has,
     near,
@@ -19,6 +20,7 @@ from doctor.checks.evidence.common import (
     wsl_sign,
 )
 from doctor.checks.evidence.container import SHM
+from doctor.checks.evidence.image import without_room
 from doctor.checks.registry import Result
 from doctor.snapshot import Event, Snapshot
 
@@ -169,17 +171,17 @@ def proxy(s: Snapshot) -> Result:
 
 
 _SHM = ("container.shm-nccl", "container.shm-python")
-_IMAGES = ("image.no-room",)  # the engine's own data folder, which is another cause
 
 
 @rule("disk-full", start=False)
 def disk_full(s: Snapshot) -> Result:
     """No space left on device, from a write that is not to shared memory (proven); a warning (likely)."""
     cause = "disk-full"
+    images = {(file_of(e), e.line) for e in without_room(s)}  # the engine's data folder, which is another cause
     for event in events(s, "storage.no-space"):
         path = event.values.get("path", "")
         shared = path.startswith((SHM, "/psm_", "/torch_")) or re.search("NCCL|psm_|fallocate", event.text)
-        if shared or near(s, event, _SHM, before=3, after=3) or near(s, event, _IMAGES, before=0, after=0):
+        if shared or near(s, event, _SHM, before=3, after=3) or (file_of(event), event.line) in images:
             continue
         full = next(
             (e for e in events(s, "shell.df") if int(e.values["percent"]) >= 98 and e.values["mount"] != SHM),
