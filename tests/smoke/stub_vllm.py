@@ -34,6 +34,7 @@ It is started through a fake ``ENV/bin/vllm``. What it does wrong comes in VLLM_
     no-again        as above, and a later start ends with an error
     no-base         without MTP and prefix caching the server does not start
     no-template     chat answers HTTP 400
+    bad-template    chat answers HTTP 400 because its template cannot be rendered
     other-template  a chat has a token more than /tokenize makes of it
     ignores-stop    the stop text is in the answer, and it goes on
     short-by-one    answers under 10 tokens are a token short
@@ -134,6 +135,9 @@ class Handler(BaseHTTPRequestHandler):
             return
         if "messages" in body and "no-template" in WORDS:
             self.reply(400, {"error": {"message": "no chat template is defined for this tokenizer"}})
+            return
+        if "messages" in body and "bad-template" in WORDS:
+            self.reply(400, {"error": {"message": "'str object' has no attribute 'role'"}})
             return
         if "silent" in WORDS:
             time.sleep(60)

@@ -32,6 +32,7 @@ REFUSED = "requests with logit_bias or min_p are refused while MTP is on"
 @pytest.mark.parametrize(
     ("stub", "name", "status", "text"),
     [
+        ("bad-template", "chat_template", "fail", "a chat is refused: HTTP 400: 'str object' has no"),
         ("other-template", "chat_template", "fail", "makes 5 tokens of a message, the chat used 6 tokens"),
         ("ignores-stop", "stop_and_length", "fail", "is in the answer"),
         ("short-by-one", "stop_and_length", "fail", "7 tokens were asked for, 6 came (length)"),
@@ -121,11 +122,10 @@ def test_prefix_cache_says_what_never_hits(smoke: Smoke) -> None:
     assert "shorter prompts never hit, which is no fault" in short.why
 
 
-def test_more_cached_than_can_be_kept_is_a_miscount(smoke: Smoke, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_cached_than_predicted_is_no_fault(smoke: Smoke, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_cache, "smallest_hit", lambda *_: 1200)
-    result = smoke()
-    assert ids(result) == ["prefix-cache-miscounts"]
-    assert "more than can be kept" in probe(result, "prefix_cache").why
+    one = probe(smoke(), "prefix_cache")
+    assert (one.status, "more than the 0 predicted" in one.why) == ("pass", True)
 
 
 def test_concurrency_with_full_only(smoke: Smoke) -> None:

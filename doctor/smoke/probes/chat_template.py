@@ -32,6 +32,11 @@ def probe(session: Session) -> Result:
     chat = client.reply("/v1/chat/completions", {**body, **limits})
     if chat.status == 400 and no_template(chat.error):
         return Result(NAME, ABSTAIN, "the model has no chat template", {"refusal": chat.error}, asked=False)
+    if chat.status == 404:
+        return Result(NAME, ABSTAIN, "the server has no /v1/chat/completions", asked=False)
+    if chat.status == 400:
+        # a template that fails to render is a refusal too
+        return broken(NAME, f"a chat is refused: {chat.error}", {"refusal": chat.error}, {"refusal": None})
     if chat.error:
         return unusable_reply(NAME, chat, "a chat failed")
     usage = chat.body.get("usage")

@@ -46,5 +46,8 @@ def judge(warm: usage.Usage, now: usage.Usage, bound: int) -> Result:
     if now.free_bytes is not None:
         why += f", {now.free_bytes / GIB:.2f} GiB free"
     if growth > bound:
-        return Result(NAME, ADVISE, f"{why}: more than {bound / (1 << 20):g} MiB", measured, expected)
+        why += f": more than {bound / (1 << 20):g} MiB"
+        if now.how == usage.CARD:
+            why += ", or another process took it"
+        return Result(NAME, ADVISE, why, measured, expected)
     return Result(NAME, PASS, why, measured, expected)

@@ -111,8 +111,7 @@ def judge(
     share = f"{got // block} of {length // block} blocks"
     why = f"{got} of {length} tokens ({share}) came from the cache from request {first} on"
     if got > best:
-        why += f", {got - best} more than can be kept"
-        return Result(NAME, FAIL, why, measured, expected, _finding("prefix-cache-miscounts", why, measured))
+        why += f", more than the {best} predicted"  # other kinds of drafts than MTP cost no block
     cold, warm = answers[0].ttft_s, answers[-1].ttft_s
     if not session.cpu and cold and warm and cold >= LEAST_COLD_S and warm > cold * (1 - LEAST_SAVING):
         why += f"; but the first token came after {warm:.2f} s instead of {cold:.2f} s"

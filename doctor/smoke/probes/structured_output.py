@@ -26,14 +26,18 @@ SCHEMA = {
     "additionalProperties": False,
 }
 QUESTION = "A ship with copper lies in the harbour. Describe it as JSON with the fields cargo and docked."
-#: Why such a server is not asked.
-FRAGILE = "with drafts on a CPU a grammar ends vLLM's engine (0.32), so it is not asked"
+
+
+def fragile(session: Session) -> str:
+    """Why a server that may die of a grammar is not asked."""
+    where = "it may run on a CPU: there," if session.shared else "on a CPU"
+    return f"not asked: {where} with drafts a grammar ends vLLM's engine (0.32)"
 
 
 def probe(session: Session) -> Result:
     """One chat (a completion where there is no template) with a schema."""
     if session.fragile:
-        return Result(NAME, ABSTAIN, FRAGILE, asked=False)
+        return Result(NAME, ABSTAIN, fragile(session), asked=False)
     wanted = {"type": "json_schema", "json_schema": {"name": "ship", "schema": SCHEMA}}
     limits = {"max_tokens": TOKENS, "response_format": wanted}
     messages = [{"role": "user", "content": QUESTION}]

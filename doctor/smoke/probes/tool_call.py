@@ -12,7 +12,7 @@ from typing import Any
 from doctor.serve.client import Reply
 from doctor.smoke.probes import ABSTAIN, ADVISE, PASS, Result, Session, broken, unusable_reply
 from doctor.smoke.probes.chat_template import no_template
-from doctor.smoke.probes.structured_output import FRAGILE, SCHEMA, follows
+from doctor.smoke.probes.structured_output import SCHEMA, follows, fragile
 
 NAME = "tool_call"
 TITLE = "tool calls"
@@ -28,7 +28,7 @@ QUESTION = f"A ship with copper lies in the harbour. Call the function {FUNCTION
 def probe(session: Session) -> Result:
     """The forced call, then the free one."""
     if session.fragile:
-        return Result(NAME, ABSTAIN, FRAGILE, asked=False)
+        return Result(NAME, ABSTAIN, fragile(session), asked=False)
     forced = _ask(session, {"type": "function", "function": {"name": FUNCTION}})
     if forced.status == 400:
         why = "the model has no chat template" if no_template(forced.error) else f"refused: {forced.error}"
