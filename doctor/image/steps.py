@@ -83,8 +83,8 @@ class Steps:
             self.error = rest.strip()
 
     def told(self) -> str:
-        """The step and the last line it printed."""
-        return f"{self.title}: {_short(self.last)}" if self.last else self.title
+        """Which step, and the last line it printed."""
+        return f"{self.title.partition(', ')[0]}: {_short(self.last)}" if self.last else self.title
 
 
 def _short(text: str) -> str:

@@ -161,7 +161,7 @@ def test_a_build(stand: Stand) -> None:
     assert f"BASE={pins.load().image('cuda-13.0').pinned}" in call["argv"]
     assert stand.left == []
     assert [t for t in stand.said if t.startswith("step 1")] == ["step 1 of 15, system: FROM x"]
-    assert stand.said[-1] == "step 2 of 15, system: RUN install-apt: Setting up"
+    assert stand.said[-1] == "step 2 of 15: Setting up"
     text = screen(result)
     assert text.startswith("✓ READY  vllm-doctor:0.26.0-cu130-")
     assert "21.0 GiB" in text
@@ -230,6 +230,41 @@ def test_wheels_travel_with_the_context(stand: Stand, tmp_path: Path, monkeypatc
     (tmp_path / "unused.pem").write_text(CERTIFICATE)
     assert stand.build(wheels=tmp_path / "wheels").judgement.verdict is Verdict.READY
     assert "docker/wheels/torch-2.11.0-cp312-cp312-manylinux_2_28_x86_64.whl" in stand.builds[0]["context"]
+
+
+def test_bill_of_materials_and_archive_come_after_the_build(
+    stand: Stand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from doctor.image import archive, sbom
+
+    asked: list[tuple[list[str], str]] = []
+    wanted = (tmp_path / "image.tar", tmp_path / "bill.json")
+    saved = archive.Saved(
+        wanted[0], "ab" * 32, 9 * GIB, ID, tmp_path / "image.tar.sha256", tmp_path / "image.tar.cdx.json"
+    )
+
+    def of_image(engine: list[str], image: str) -> bytes:
+        asked.append((engine, image))
+        return b"{}"
+
+    def save(engine: list[str], image: str, path: Path, _say: object) -> archive.Saved:
+        asked.append((engine, image))
+        assert path == wanted[0]
+        return saved
+
+    monkeypatch.setattr(sbom, "of_image", of_image)
+    monkeypatch.setattr(archive, "save", save)
+    path = stand.engine(OLD, {"argv": build_argv(), "out": GOOD}, INSPECT)
+    rootless = "the rootless daemon's socket (the client needs DOCKER_HOST for it)"
+    s = with_container(docker_host="unix:///run/user/1000/docker.sock", sources={"docker_host": rootless})
+    result = stand.build(s, save=wanted[0], sbom=wanted[1])
+    assert asked == [([path, "-H", "unix:///run/user/1000/docker.sock"], TAG)] * 2
+    assert stand.builds[0]["env"]["DOCKER_HOST"] == "unix:///run/user/1000/docker.sock"
+    assert wanted[1].read_text() == "{}"
+    assert as_json(result)["saved"]["sha256"] == "ab" * 32
+    text = screen(result)
+    assert f"saved: {wanted[0]} (9.0 GiB)" in text
+    assert "docker load --input image.tar" in text
 
 
 # ---------------------------------------------------------------- certificates and proxies

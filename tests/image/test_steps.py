@@ -54,7 +54,7 @@ def test_a_build_that_fails() -> None:
         "executor failed running [/bin/sh -c cat /f && false]: exit code: 1",
     )
     assert (steps.begun, steps.cached) == (6, 1)
-    assert steps.told() == "step 6 of 6, b: RUN cat /f && false: data"
+    assert steps.told() == "step 6 of 6: data"
 
 
 def test_a_base_that_cannot_be_pulled() -> None:
@@ -84,7 +84,7 @@ def test_podman() -> None:
                  "Error: building at STEP \"RUN false\": while running runtime: exit status 1"):  # fmt: skip
         steps.take(line)
     assert steps.title == "step 2 of 3 of stage 1 of 2, RUN echo one"
-    assert steps.told() == f"{steps.title}: one"
+    assert steps.told() == "step 2 of 3 of stage 1 of 2: one"
     assert steps.failed == steps.title
     assert steps.error.startswith("building at STEP")
 
