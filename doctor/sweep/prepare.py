@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from doctor.errors import DoctorError
@@ -23,6 +24,7 @@ from doctor.smoke.options import DEFAULT_UTILIZATION
 from doctor.sweep.forecast import Forecast, Judge
 from doctor.sweep.options import SweepOptions
 from doctor.sweep.plan import BASE_BATCHED, Point, Setup, Subject, key, points
+from doctor.sweep.store import NAME, read
 
 #: What every point sets itself; anything else may follow ``--``.
 SWEPT = {
@@ -33,6 +35,9 @@ SWEPT = {
     "--gpu-memory-utilization": "--util",
     "--language-model-only": "--images to leave it out",
 }
+
+#: A card of which less is free may be given memory back; looked at in steps, in seconds.
+_IDLE, _STEP_S, _SETTLE_S = 0.9, 2.0, 30.0
 
 
 @dataclass(frozen=True)
@@ -82,11 +87,11 @@ def prepare(options: SweepOptions, host: Host, card: Card | None, say: Callable[
         if environment.vllm and not environment.cpu:
             card = _own_card(host)
     utilization = _utilization(options, environment, card, notes)
-    setup = _setup(host, environment, card, utilization, options)
+    setup = _as_before(_setup(host, environment, card, utilization, options), options, notes)
     judge = Judge(
         card=card,
         version=switches(environment.vllm.partition("+")[0] or None),
-        utilization=utilization,
+        utilization=setup.utilization,
         vision=options.images,
         eager="--enforce-eager" in options.serve_args or environment.cpu,
         prefix_caching="--no-enable-prefix-caching" not in options.serve_args,
@@ -121,6 +126,15 @@ def _own_card(host: Host) -> Card:
         raise DoctorError(
             "no NVIDIA card answers here, and this vLLM needs one; `vllm-doctor check` says why", exit_code=2
         )
+    deadline = time.monotonic() + _SETTLE_S
+    # a server that was killed just now gives its memory back a little later
+    while card.free_bytes is not None and card.free_bytes < _IDLE * card.total_bytes:
+        time.sleep(_STEP_S)
+        now = card_in(look(host))
+        grown = now is not None and now.free_bytes is not None and now.free_bytes > card.free_bytes + (64 << 20)
+        if now is None or not grown or time.monotonic() > deadline:
+            break
+        card = now
     return card
 
 
@@ -162,6 +176,27 @@ def _setup(
         serve_args=options.serve_args,
         images=options.images,
     )
+
+
+def _as_before(setup: Setup, options: SweepOptions, notes: list[str]) -> Setup:
+    """The share of memory that the rows of this setup were measured with, unless one is given.
+
+    What is recommended follows from what is free now, which a desktop changes from day to day: a sweep that is
+    resumed must not begin anew for that.
+    """
+    if options.utilization is not None or setup.utilization is None:
+        return setup
+    for row in reversed(read(options.out / NAME).rows):
+        share = (row.get("setup") or {}).get("utilization")
+        before = replace(setup, utilization=share)
+        if isinstance(share, float) and before.id == row.get("setup_id"):
+            if share != setup.utilization:
+                notes.append(
+                    f"--gpu-memory-utilization {share:g} as in the rows that are there; now "
+                    f"{setup.utilization:g} would be recommended (--util {setup.utilization:g} measures anew)"
+                )
+            return before
+    return setup
 
 
 def _subject(info: ModelInfo, model: Model | None, judge: Judge, options: SweepOptions) -> Subject:

@@ -55,13 +55,11 @@ def run_sweep(options: SweepOptions, prepared: Prepared, host: Host, redactor: R
     result = SweepResult(prepared, notes=list(prepared.notes))
     if prepared.findings:
         return result
-    beyond = left_out(prepared.items, edges=options.edges)
-    result.skipped = [(i, f"predicted not to fit: {i.forecast.why}") for i in beyond]
-    wanted = [i for i in prepared.items if i not in beyond]
-    vision = {path: has_vision(host, path) for path in {i.point.model for i in wanted}}
     with Store(options.out) as store:
         result.notes += file_notes(store, prepared)
         done = store.rows.by_key()
+        wanted = _wanted(result, done, edges=options.edges)
+        vision = {path: has_vision(host, path) for path in {i.point.model for i in wanted}}
         missing = [i for i in wanted if not _finished(done.get(i.key), options.retry)]
         result.resumed = len(wanted) - len(missing)
         logs = options.out / "logs"
@@ -98,11 +96,17 @@ def stored(options: SweepOptions, prepared: Prepared) -> SweepResult:
 
     result = SweepResult(prepared, notes=list(prepared.notes), planned=True)
     done = read(options.out / NAME).by_key()
-    beyond = left_out(prepared.items, edges=options.edges)
-    result.skipped = [(i, f"predicted not to fit: {i.forecast.why}") for i in beyond]
-    result.rows = [done[i.key] for i in prepared.items if i.key in done and i not in beyond]
+    result.rows = [done[i.key] for i in _wanted(result, done, edges=options.edges) if i.key in done]
     result.resumed = len(result.rows)
     return result
+
+
+def _wanted(result: SweepResult, done: Mapping[str, Any], *, edges: bool) -> list[Item]:
+    """The points that count; those predicted not to fit and never started are noted as skipped."""
+    items = result.prepared.items
+    beyond = {i.key for i in left_out(items, edges=edges)} - done.keys()
+    result.skipped = [(i, f"predicted not to fit: {i.forecast.why}") for i in items if i.key in beyond]
+    return [i for i in items if i.key not in beyond]
 
 
 def estimate_s(items: Sequence[Item], rows: Iterable[Mapping[str, Any]], prepared: Prepared) -> float:

@@ -92,9 +92,11 @@ class Store:
             raise DoctorError(f"cannot write {self.path}: {error.strerror}; give another --out") from None
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             self._close()
             raise DoctorError(f"{self.path}: another sweep writes there now; give another --out") from None
+        except OSError:  # a file system without locks, as some network drives: two sweeps are not told apart
+            pass
         try:
             self._repair()
         except (OSError, DoctorError) as error:

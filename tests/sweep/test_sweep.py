@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -14,6 +15,8 @@ from xml.etree import ElementTree
 import pytest
 
 from doctor.cli import main
+from doctor.memory.cards import named_cards
+from doctor.memory.settings import recommended
 from tests.smoke.conftest import make_environment
 from tests.sweep.conftest import CONFIG, ROOT, SMALL, command, make_model, rows, sweep
 
@@ -319,8 +322,6 @@ def on_a_card(
     folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch, lines: str, stub: str, *options: str
 ) -> dict[str, Any]:
     """The only row of a sweep with a GPU build of vLLM, on a machine that is said to have a card."""
-    from doctor.memory.cards import named_cards
-
     environment = make_environment(folder / "gpu", "0.26.0")
     monkeypatch.setattr("doctor.sweep.prepare._own_card", lambda _: named_cards("RTX 2080 Ti", 22, None)[0])
     monkeypatch.setenv("VLLM_STUB", stub)
@@ -362,6 +363,26 @@ def test_refused_with_an_empty_compile_cache_is_started_once_more(
     (tmp_path / "second").mkdir()
     row = on_a_card(tmp_path / "second", config, monkeypatch, cold, "die:utilization", *certain)
     assert (row["outcome"], "first_start" in row) == ("refused", False)
+
+
+def test_a_resumed_sweep_keeps_its_share_of_memory(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = ("--context", "8K", "--axes", "context", "--mtp", "2")
+    first = on_a_card(tmp_path, model, monkeypatch, CARD_LINES, "", *plan)
+    # a browser was opened meanwhile: less is free, and less would be recommended
+    fuller = replace(named_cards("RTX 2080 Ti", 22, None)[0], free_bytes=18 << 30)
+    monkeypatch.setattr("doctor.sweep.prepare._own_card", lambda _: fuller)
+    argv = [*command(tmp_path / "gpu", model, tmp_path / "out", *plan, "--json")[3:]]
+    assert recommended(fuller) < first["setup"]["utilization"]
+    capsys.readouterr()
+    main(argv)
+    part = json.loads(capsys.readouterr().out)["sweep"]
+    assert (part["resumed"], len(part["rows"]), part["not_started"]) == (1, 1, [])
+    assert any(" as in the rows that are there; now " in note for note in part["notes"])
+    assert len(rows(tmp_path / "out")) == 1
+    main([*argv, "--util", "0.7"])
+    assert [r["setup"]["utilization"] for r in rows(tmp_path / "out")] == [first["setup"]["utilization"], 0.7]
 
 
 def make_heavy(model: Path) -> Path:
