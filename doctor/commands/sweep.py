@@ -112,11 +112,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _show_plan(options: SweepOptions, result: SweepResult) -> None:
     from doctor.report.sweep_view import print_plan
-    from doctor.sweep.run import duration, estimate_s
+    from doctor.sweep.run import duration, estimate_s, to_start
 
-    beyond = {item.key for item, _ in result.skipped}
-    done = {str(row["key"]) for row in result.rows}
-    left = [i for i in result.prepared.items if i.key not in beyond | done]
+    left = to_start(result)
     seconds = estimate_s(left, result.rows, result.prepared)
     print_plan(result, f"{len(left)} starts, about {duration(seconds)}", edges=options.edges)
 

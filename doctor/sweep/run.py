@@ -120,6 +120,13 @@ def estimate_s(items: Sequence[Item], rows: Iterable[Mapping[str, Any]], prepare
     return len(items) * (statistics.median(mine) if mine else usual)
 
 
+def to_start(result: SweepResult) -> list[Item]:
+    """The points that the same command would start now."""
+    beyond = {item.key for item, _ in result.skipped}
+    done = {str(row["key"]) for row in result.rows}
+    return [i for i in result.prepared.items if i.key not in beyond | done]
+
+
 def file_notes(store: Store, prepared: Prepared) -> list[str]:
     """What the user should know of the file that the rows go to."""
     out = []
@@ -170,7 +177,8 @@ def _redact(log: Path, redactor: Redactor) -> None:
 
 
 def as_json(result: SweepResult) -> dict[str, Any]:
-    """The ``sweep`` part of the answer."""
+    """The ``sweep`` part of the answer. ``estimate_s``: seconds that the points not yet started will take."""
+    left = to_start(result)
     return {
         "setup": result.prepared.setup.as_json(),
         "points": [
@@ -187,5 +195,7 @@ def as_json(result: SweepResult) -> dict[str, Any]:
         "rows": result.rows,
         "not_started": [{"key": i.key, "label": i.point.label, "why": why} for i, why in result.skipped],
         "resumed": result.resumed,
+        "to_start": len(left),
+        "estimate_s": round(estimate_s(left, result.rows, result.prepared), 1),
         "notes": result.notes,
     }

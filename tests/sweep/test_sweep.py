@@ -129,6 +129,7 @@ def test_a_changed_plan_adds_only_what_is_missing(environment: Path, model: Path
     assert (out / "sweep.jsonl").read_bytes().startswith(first)
     code, answer, said = sweep(environment, model, out, "--context", "1K,2K", *axes)
     assert (code, answer["sweep"]["resumed"], len(rows(out))) == (0, 4, 4)
+    assert (answer["sweep"]["to_start"], answer["sweep"]["estimate_s"]) == (0, 0)
     assert "warming" not in said
 
 
@@ -252,6 +253,8 @@ def test_a_plan_starts_nothing_and_writes_nothing(
     assert len(answer["sweep"]["points"]) == 21
     predicted = {p["label"]: p["predicted"]["fits"] for p in answer["sweep"]["points"]}
     assert set(predicted.values()) == {True, False}
+    fits = sum(predicted.values())
+    assert (answer["sweep"]["to_start"], answer["sweep"]["estimate_s"]) == (fits, 120.0 * fits)
 
 
 def test_a_plan_for_a_card_that_is_not_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
