@@ -236,7 +236,7 @@ class _Progress:
 
     def moved(self, count: int) -> None:
         self._done += count
-        self._speak(f"{words(self._done)} of {words(self._total)} read and compressed")
+        self._speak(f"{words(self._done)} of about {words(self._total)} read and compressed")
 
     def waiting(self) -> None:
         if not self._done:
