@@ -136,7 +136,11 @@ def build(
         _end(process)
         raise
     return Ended(
-        code, clock() - began, steps.begun, steps.cached, *(("", "") if code == 0 else (steps.failed, steps.error))
+        code,
+        clock() - began,
+        steps.begun,
+        steps.cached,
+        *(("", "") if code == 0 else (steps.failed, steps.reason)),
     )
 
 

@@ -18,6 +18,8 @@ _STEP = re.compile(r"(?:\[(\d+)/(\d+)\] )?STEP (\d+)(?:/(\d+))?: (.*)")
 _PODMAN_ERROR = re.compile(r"(?:Error|error): (.*)")
 #: The client's last words about a failure, after BuildKit's.
 _FINAL = re.compile(r"(?:ERROR: )?((?:failed to solve|executor failed running|process \").*)")
+#: Lines of a client that give no reason.
+_ASIDES = ("See '", "Run '", "---", " > ")
 #: Where a step's files come from says less than what it runs.
 _FLAGS = re.compile(r"--(?:mount|network|security|from|chown|chmod)=\S+\s+")
 #: Letters of a step's text that are shown.
@@ -37,6 +39,7 @@ class Steps:
     last: str = ""
     _names: dict[str, str] = field(default_factory=dict)
     _work: set[str] = field(default_factory=set)
+    _spoken: str = ""
 
     def take(self, line: str) -> None:
         """One line of the engine's plain output."""
@@ -57,8 +60,10 @@ class Steps:
         elif match := _OUTPUT.match(line):
             if match[2] and not match[2].startswith("sha256:") and self._names.get(match[1]) == self.title:
                 self.last = match[2]
-        elif line and not self._names:  # podman prints the output of a step as it is
-            self.last = line
+        elif line and not line.startswith(_ASIDES):
+            self._spoken = line
+            if not self._names:  # podman prints the output of a step as it is
+                self.last = line
 
     def _vertex(self, match: re.Match[str]) -> None:
         number, stage, _, _, what = match.groups()
@@ -81,6 +86,11 @@ class Steps:
         if state == "ERROR":
             self.failed = self._names.get(number, self.failed)
             self.error = rest.strip()
+
+    @property
+    def reason(self) -> str:
+        """The message of the failure: of the step, or of a client that could not even begin."""
+        return self.error or self._spoken
 
     def told(self) -> str:
         """Which step, and the last line it printed."""

@@ -1,4 +1,4 @@
-"""Where a build stands: output of docker 20.10.24 (recorded) and of podman in its documented form."""
+"""Where a build stands: recorded output of docker 20.10.24, of buildx 0.13.1 and of podman 4.3.1."""
 
 from __future__ import annotations
 
@@ -57,6 +57,14 @@ def test_a_build_that_fails() -> None:
     assert steps.told() == "step 6 of 6: data"
 
 
+def test_buildx() -> None:
+    steps, titles = read("buildx-0.13-failed.txt", 4)
+    assert titles[0] == "step 1 of 4, system: FROM docker.io/local/bookworm:minbase"
+    assert titles[1].startswith("step 2 of 4, system: RUN ls -l /run/secrets/ca && cat")
+    assert (steps.failed, steps.begun, steps.cached) == (titles[3], 4, 2)
+    assert steps.error.startswith("executor failed running [/bin/sh -c cat /src/doctor/errors.py")
+
+
 def test_a_base_that_cannot_be_pulled() -> None:
     steps, titles = read("buildkit-20.10-no-registry.txt")
     assert titles == []
@@ -70,6 +78,17 @@ def test_steps_from_the_cache() -> None:
     for line in lines.split("|"):
         steps.take(line)
     assert (steps.begun, steps.cached, steps.failed, steps.error) == (3, 1, "", "")
+
+
+def test_a_client_that_does_not_begin() -> None:
+    """docker 20.10.24, given a tag in capitals and a network that is none."""
+    tag = 'invalid argument "I1" for "-t, --tag" flag: invalid reference format: repository name must be lowercase'
+    network = 'Error response from daemon: network mode "nonsense" not supported by buildkit'
+    for text in (f"{tag}\nSee 'docker build --help'.", network):
+        steps = Steps()
+        for line in text.splitlines():
+            steps.take(line)
+        assert (steps.reason, steps.failed, steps.begun) == (text.splitlines()[0], "", 0)
 
 
 def test_a_stage_without_a_name() -> None:
