@@ -224,6 +224,14 @@ def _expected(fits: bool | None, edges: bool) -> str:
     return "fits" if fits else "not certain"
 
 
+#: Columns that fit into 80 characters, and what they are called there.
+_TERMINAL = {
+    "context": "context", "MTP": "MTP", "sequences": "seqs", "batched": "batch", "outcome": "outcome",
+    "ready s": "ready s", "KV tokens": "KV tokens", "difference %": "diff %", "decode tok/s": "tok/s",
+    "together tok/s": "all tok/s",
+}  # fmt: skip
+
+
 def print_sweep(result: SweepResult, files: Sequence[str], *, out: Console | None = None) -> None:
     """Verdict, one line a point, findings, where the files are."""
     from rich.table import Table
@@ -241,14 +249,17 @@ def print_sweep(result: SweepResult, files: Sequence[str], *, out: Console | Non
     out.print(verdict_mark(judgement.verdict, ascii_only).append_text(Text(text)))
     if result.rows:
         view = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        shown = ("context", "MTP", "sequences", "batched", "outcome", "ready s", "KV tokens", "difference %",
-                 "decode tok/s", "together tok/s")  # fmt: skip
         several = len({r.get("model") for r in result.rows}) > 1
-        columns = [c for c in COLUMNS if c[0] in shown or (several and c[0] == "model")]
+        columns = [c for c in COLUMNS if c[0] in _TERMINAL or (several and c[0] == "model")]
         for name, _ in columns:
-            view.add_column(name, justify="left" if name in ("model", "outcome") else "right")
+            view.add_column(
+                _TERMINAL.get(name) or name, justify="left" if name in ("model", "outcome") else "right",
+                no_wrap=name != "model",
+            )  # fmt: skip
         for row in result.rows:
-            view.add_row(*(show(row) for _, show in columns))
+            # causes are told below the table
+            cells = (str(row.get("outcome")) if name == "outcome" else show(row) for name, show in columns)
+            view.add_row(*cells)
         out.print(view)
     for item in judgement.findings:
         out.print()
