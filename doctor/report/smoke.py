@@ -11,6 +11,7 @@ from rich.text import Text
 
 from doctor.finding import Verdict
 from doctor.report.redact import Redactor
+from doctor.report.smoke_settings import settings_table, total
 from doctor.report.terminal import console, finding_view, verdict_mark
 
 if TYPE_CHECKING:
@@ -64,6 +65,10 @@ def print_smoke(result: SmokeResult, *, verbose: bool = False, out: Console | No
         if figures is not None:
             out.print()
             out.print(figures)
+    settings = settings_table(result)
+    if settings is not None:
+        out.print()
+        out.print(settings)
     if result.ladder is not None:
         out.print()
         out.print(_ladder(result.ladder, ascii_only))
@@ -200,6 +205,8 @@ def _print_tail(result: SmokeResult, out: Console, verbose: bool) -> None:
     if verbose and result.command is not None:
         env = " ".join(f"{k}={shlex.quote(v)}" for k, v in result.command.env.items())
         lines.append(f"command: {env} {shlex.join(result.command.argv)}")
+    if took := total(result):
+        lines.append(took)
     if result.log is not None and result.log.exists():
         lines.append(f"log: {Redactor.of_this_host().text(str(result.log))}")
     if lines:

@@ -22,6 +22,7 @@ from doctor.smoke.probes import ABSTAIN, FAIL, PASS, Result, rounded
 from doctor.smoke.result import SmokeResult
 
 NAME = "second_start"
+_EACH_TIME = "a container has an empty compile cache each time, unless a volume keeps it"
 
 Say = Callable[[str], None]
 
@@ -40,6 +41,8 @@ def offer(result: SmokeResult) -> str:
     """What is said when only one start was asked for; "" when there is nothing to say."""
     if not was_cold(result):
         return ""
+    if result.environment.container is not None:
+        return f"this start compiled; {_EACH_TIME}"
     return (
         "this start compiled (empty compile cache), which can leave a smaller KV cache than the next start has: "
         "run it again, or --full, which starts it twice"

@@ -129,6 +129,15 @@ def test_the_table_says_what_failed(smoke: Smoke, tmp_path: Path) -> None:
     assert "mtp-weights-missing" in text
 
 
+def test_settings_are_shown_with_their_source_and_the_time(smoke: Smoke) -> None:
+    out = io.StringIO()
+    print_smoke(smoke("never-cached", ladder=True, mtp=1), out=console(out))
+    lines = out.getvalue().splitlines()
+    assert any(line.split() == ["mtp", "1", "as", "given"] for line in lines), out.getvalue()
+    assert any(line.split() == ["prefix_caching", "on", "off", "default:", "on"] for line in lines)
+    assert any(line.startswith("the whole test took ") for line in lines)
+
+
 def test_nothing_that_leaves_has_names_or_secrets(environment: Path, tmp_path: Path) -> None:
     home = tmp_path / "home" / "petra"
     model = make_model(home / "models" / "q9")

@@ -327,7 +327,8 @@ def test_the_command_never_fetches_unasked(hub: Hub, env: dict[str, str], enviro
     assert json.loads(done.stdout)["smoke"]["server"]["model"].endswith(COMMIT)
 
 
-def test_killed_and_resumed(hub: Hub, env: dict[str, str], environment: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 130)])
+def test_stopped_and_resumed(hub: Hub, env: dict[str, str], environment: Path, number: int, code: int) -> None:
     hub.files["model.safetensors"] += os.urandom(4 << 20)
     hub.slow = 0.05
     argv = [
@@ -348,8 +349,8 @@ def test_killed_and_resumed(hub: Hub, env: dict[str, str], environment: Path) ->
     while not part.exists() or part.stat().st_size < 1 << 20:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.send_signal(number)
+    assert process.wait(20) == code
     had = part.stat().st_size
     assert inspect(LocalHost(env=env), NAME).problem is not None
     hub.asked.clear()
