@@ -248,7 +248,7 @@ def print_sweep(result: SweepResult, files: Sequence[str], *, out: Console | Non
     text = f"  {ran} of {len(result.rows)} points measured{again}: {result.prepared.setup.title}"
     out.print(verdict_mark(judgement.verdict, ascii_only).append_text(Text(text)))
     if result.rows:
-        view = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+        view = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
         several = len({r.get("model") for r in result.rows}) > 1
         columns = [c for c in COLUMNS if c[0] in _TERMINAL or (several and c[0] == "model")]
         for name, _ in columns:
