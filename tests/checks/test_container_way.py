@@ -19,7 +19,7 @@ from doctor.finding import Confidence, Finding, Severity
 from doctor.image import pins
 from doctor.snapshot import Snapshot, dumps, loads
 from tests import toolchains as tc
-from tests.checks.machines import AMPERE, SITE, TURING, UBUNTU, snapshot
+from tests.checks.machines import AMPERE, SITE, TURING, UBUNTU, snapshot, with_flashinfer
 
 GIB = 1 << 30
 SYSTEM = replace(UBUNTU, in_container=False, systemd=True, arch="x86_64", groups=("ann", "sudo"))
@@ -232,9 +232,14 @@ def test_a_turing_card_is_served(tmp_path: Path) -> None:
 
 
 def test_a_hint_is_no_repair(tmp_path: Path) -> None:
-    ids = {f.id: f.confidence for f in judge(broken(tmp_path)).findings}
-    counted = {f.id for f in container_way.repairs(broken(tmp_path))}
-    assert all(ids[i] is not Confidence.HINT for i in counted)
+    host = tc.machine(tmp_path, compilers=ONLY_GCC)
+    with_flashinfer(host)
+    tc.add_dist(host, SITE, "transformers", "5.6.0")
+    s = machine(snapshot(host, system=SYSTEM, gpus=(TURING,)))
+    sure = {f.id: f.confidence for f in judge(s, only=REPLACED).findings}
+    assert sure["nvcc-missing"] is Confidence.HINT
+    assert [f.id for f in container_way.repairs(s)] == ["cxx-compiler-missing"]
+    assert result(s) is None
 
 
 def test_the_pinned_target_is_that_of_the_image() -> None:

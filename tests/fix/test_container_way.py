@@ -142,6 +142,14 @@ def test_chosen_it_leaves_the_host_alone(tmp_path: Path) -> None:
     assert "install_package:build-essential" in [a.id for a in other.actions]
 
 
+def test_chosen_it_repairs_only_what_the_way_needs(tmp_path: Path) -> None:
+    """--gpus goes through the hook; that `runtime: nvidia` would be refused does not matter to the image."""
+    hook = replace(DOCKER, runtimes=("runc",), nvidia_hook="/usr/bin/nvidia-container-runtime-hook")
+    plan = made(tmp_path, Case(ANN, hook, chosen=True))
+    assert [a.id for a in plan.actions] == ["manual:image-is-the-shorter-way"]
+    assert plan.left["container-runtime-not-registered"] == "the way into a container does not need it"
+
+
 @pytest.mark.parametrize(
     "case",
     [

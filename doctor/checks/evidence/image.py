@@ -44,20 +44,15 @@ def _say(
 
 @rule("image-pull-denied", start=False)
 def denied(s: Snapshot) -> Result:
-    """The registry answered unauthorized or denied (proven), and not for the pull limit."""
+    """The registry answered unauthorized or denied (proven)."""
     event = first(s, "image.pull-denied")
-    if event is None or _limited(s, event):
+    if event is None:
         return None
     image = event.values.get("image")
     text = f"the registry does not give {image or 'the image'} to this user"
     if image and "/" not in image:
         text += f"; {image} alone means Docker Hub, which has none of that name or hides it"
     return _say(s, "image-pull-denied", PROVEN, text, event)
-
-
-def _limited(s: Snapshot, event: Event) -> bool:
-    """Whether the same message says that the pull limit is used up."""
-    return any(e.line == event.line and file_of(e) == file_of(event) for e in events(s, "image.rate-limited"))
 
 
 @rule("image-not-found", start=False)
