@@ -34,7 +34,8 @@ code{font-size:.9em;overflow-wrap:anywhere}summary{cursor:pointer}
 svg{display:block;width:100%;max-width:35rem;height:auto;font:14px system-ui,sans-serif}
 .bars text{fill:var(--ink)}.s0{fill:var(--a)}.s1{fill:var(--b)}
 .wide{overflow-x:auto}.grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,26rem),1fr));
-gap:0 1.5rem;align-items:start}.many td,.many th{white-space:nowrap}figure{margin:0 0 1.5rem}
+gap:0 1.5rem;align-items:start}.many td,.many th{white-space:nowrap}
+.labels td{overflow-wrap:anywhere}figure{margin:0 0 1.5rem}
 figcaption{font-weight:600;margin-bottom:.4rem}
 @media print{main{max-width:none}details>*{display:block}article{break-inside:avoid}}
 """
