@@ -71,7 +71,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "fixes": [{"summary": "Update", "commands": [["pip", "install", "-U", "vllm" + "=" * 90]]}],
         }],
         "smoke": {"server": {"vllm": "0.26.0", "state": "healthy", "model": argv[2].replace("-", "_"),
-                             "argv": argv, "env": {}, "phases": [{"phase": "loading", "at_s": 3.5}]}, "probes": probes},
+                             "argv": argv, "env": {}, "phases": [{"phase": "loading", "at_s": 3.5}]},
+                  "probes": probes},
     }  # fmt: skip
     (folder / "smoke.json").write_text(json.dumps(smoke))
     (folder / "sweep.jsonl").write_text("".join(json.dumps(r) + "\n" for r in samples.plan()))
