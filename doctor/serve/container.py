@@ -49,7 +49,7 @@ class Container:
             *self.request,
             # the figure of our compose file: vLLM's processes talk through shared memory, an engine gives 64 MiB
             "--shm-size", "4g",
-            "--mount", f"type=bind,source={source},target={MODEL},readonly",
+            "--mount", f"type=bind,{_field(f'source={source}')},target={MODEL},readonly",
             "-p", f"127.0.0.1:{port}:{PORT}",
         ]  # fmt: skip
         for key, value in env.items():
@@ -57,6 +57,11 @@ class Container:
         # our own entrypoint knows what the image lacks; those of other images differ between versions
         entry = () if self.own else ("--entrypoint", "vllm")
         return (*self.run(name, *options, *entry), self.image, "serve", inside, *arguments), name
+
+
+def _field(text: str) -> str:
+    """A field of ``--mount``, whose value the engines read as CSV."""
+    return '"' + text.replace('"', '""') + '"' if "," in text or '"' in text else text
 
 
 def mounted(folder: str) -> tuple[str, str]:

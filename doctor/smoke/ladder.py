@@ -120,6 +120,9 @@ def climb(options: SmokeOptions, first: SmokeResult, host: Host, folder: Path, s
             ladder.gave_up = tuple(dict.fromkeys(r.gives_up for r in kept))
             ladder.why = f"passed twice with {', '.join(_words(kept))}"
             return ladder
+    if not ladder.runs:
+        ladder.why = f"no other setting helps against: {_why(first)}"
+        return ladder
     bounded = len(ladder.runs) >= STARTS or time.monotonic() > state.ends
     limit = f"; the limit is {STARTS} starts or {BUDGET_S / 60:.0f} min" if bounded else ""
     ladder.why = f"{len(ladder.runs)} starts with other settings, none passed twice{limit}"

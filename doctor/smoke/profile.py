@@ -178,11 +178,13 @@ def _from_fit(fit: Fit, wanted: Settings, reasons: Mapping[str, str],
     extra = options.serve_args
     mine = {flag for flag in ("--max-num-seqs", "--max-num-batched-tokens", "--dtype") if option(extra, flag)}
     own = option(extra, "--speculative-config") is not None
+    # 0 where nothing is free: the start check then says who holds the card
+    utilization = profile.start.utilization or wanted.utilization
     settings = replace(
         wanted,
         mtp=0 if own else o.draft_tokens,
         max_model_len=o.max_model_len,
-        utilization=profile.start.utilization,
+        utilization=utilization,
         caching=o.prefix_caching is not False,
         max_num_seqs=None if "--max-num-seqs" in mine else o.max_num_seqs,
         max_num_batched_tokens=None if "--max-num-batched-tokens" in mine else o.max_num_batched_tokens,

@@ -94,8 +94,11 @@ def redact(result: SmokeResult, redactor: Redactor) -> None:
     result.results = redactor.value_of(result.results)
     result.findings = redactor.value_of(result.findings)
     result.notes = redactor.value_of(result.notes)
-    for run in result.ladder.runs if result.ladder else ():
-        redact(run, redactor)
+    if result.ladder is not None:
+        result.ladder.steps = redactor.value_of(result.ladder.steps)
+        result.ladder.why = redactor.text(result.ladder.why)
+        for run in result.ladder.runs:
+            redact(run, redactor)
     for log in result.logs:
         if not log.exists():
             continue

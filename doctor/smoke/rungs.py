@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 #: Tokens; below this no prompt of the probes holds two blocks.
 SHORTEST_CONTEXT = 2048
-#: What a lower fraction is lowered by, and how low it goes.
+#: What a lower fraction is lowered by, and how low it goes: a twentieth of the largest card holds a small model.
 UTILIZATION_STEP = 0.05
-LOWEST_UTILIZATION = 0.3
+LOWEST_UTILIZATION = 0.05
 
 #: vLLM says so when the KV cache cannot hold one request (0.19 to 0.32).
 _ESTIMATE = re.compile(r"the estimated maximum model length is (\d+)")

@@ -251,6 +251,8 @@ def test_a_snapshot_of_the_hub_is_mounted_with_its_blobs() -> None:
     folder = "/c/hub/models--a--b/snapshots/c0ffee"
     assert mounted(folder) == ("/c/hub/models--a--b", "/model/snapshots/c0ffee")
     assert mounted("/data/q9") == ("/data/q9", "/model")
+    odd = build(in_image(), Settings('/data/a,"b"', True, 0, 8192, 0.9), 1)
+    assert 'type=bind,"source=/data/a,""b""",target=/model,readonly' in odd.argv
 
 
 @pytest.mark.parametrize(

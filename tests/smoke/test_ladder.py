@@ -140,6 +140,6 @@ def test_how_far_a_rung_goes() -> None:
     assert shorter(Settings("/m", True, 0, 2048, 0.9), Known()) is None
     lower = RUNGS["utilization"].apply
     assert lower(settings, Known()).utilization == 0.85  # type: ignore[union-attr]
-    assert lower(Settings("/m", True, 0, 8192, 0.3), Known()) is None
+    assert lower(Settings("/m", True, 0, 8192, 0.05), Known()) is None
     given = Settings("/m", True, 0, 8192, 0.9, ("--max-model-len", "9999"))
     assert shorter(given, Known()).extra == ()  # type: ignore[union-attr]

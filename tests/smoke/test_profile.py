@@ -69,6 +69,16 @@ def test_a_fraction_that_is_not_free_is_not_started(
     assert any("pid 4242" in n for n in beside.notes)
 
 
+def test_a_card_with_nothing_free(smoke: Smoke, card: list[GpuFacts], gpu: dict[str, object]) -> None:
+    old = GpuProcess(4242, 21 * GIB, "VLLM::EngineCor", age_s=60.0, user="yours")
+    card[0] = replace(CARD, cuda_free_bytes=GIB // 3, processes=(old,))
+    result = smoke(**gpu, ladder=True)
+    assert ids(result)[0] == "gpu-memory-held-by-other-process"
+    assert result.command is None
+    assert result.ladder is not None
+    assert (result.ladder.runs, result.ladder.best) == ([], None)
+
+
 def test_the_ladder_lowers_the_fraction(smoke: Smoke, card: list[GpuFacts], gpu: dict[str, object]) -> None:
     card[0] = replace(CARD, cuda_free_bytes=12 * GIB)
     result = smoke(**gpu, utilization=0.9, ladder=True)
