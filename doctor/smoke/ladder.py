@@ -99,7 +99,8 @@ class _Climb:
     def _tells(self, settings: Settings) -> tuple[object, ...]:
         """What a server is told: a CPU has no memory fraction and is always eager."""
         command = build(self.first.environment, settings, 0)
-        return command.argv, sorted(command.env.items())
+        # what stands before it is, in a container, a new name each time
+        return command.argv[command.argv.index("serve") :], sorted(command.env.items())
 
 
 def climb(options: SmokeOptions, first: SmokeResult, host: Host, folder: Path, say: Say) -> Ladder | None:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from doctor.finding import Verdict
 from doctor.serve.command import Settings
+from doctor.serve.container import Container
+from doctor.serve.environment import VllmEnvironment
 from doctor.smoke import ladder, rungs
 from doctor.smoke.answer import as_json
+from doctor.smoke.model import ModelInfo
+from doctor.smoke.options import SmokeOptions
+from doctor.smoke.result import SmokeResult
 from doctor.smoke.rungs import CAUSES, RUNGS, Known
+from tests.fakes import FakeHost
 from tests.smoke.conftest import make_model
 from tests.smoke.test_run import Smoke
 
@@ -130,6 +138,19 @@ def test_what_a_server_is_not_told_is_not_tried(smoke: Smoke) -> None:
 def test_every_rung_is_used_and_every_name_is_one() -> None:
     named = {n for names in (*CAUSES.values(), *rungs.AREAS.values()) for n in names}
     assert named == set(RUNGS)
+
+
+def test_a_change_that_tells_the_server_nothing_new_is_none(tmp_path: Path) -> None:
+    settings = Settings("/m", True, 0, 8192, 0.9)
+    for image in (None, Container("docker", "img")):
+        environment = VllmEnvironment("/v", "", "", "0.32.0+cpu", command=("vllm",), container=image)
+        first = SmokeResult(ModelInfo("/m"), environment, settings=settings)
+        climb = ladder._Climb(
+            SmokeOptions("/m"), first, FakeHost(tmp_path), tmp_path, print, ladder.Ladder(), 0, False
+        )
+        assert climb.changed(RUNGS["utilization"], settings, first) is None
+        assert climb.changed(RUNGS["eager"], settings, first) is None
+        assert climb.changed(RUNGS["prefix"], settings, first) is not None
 
 
 def test_how_far_a_rung_goes() -> None:
