@@ -148,6 +148,22 @@ def test_a_base_that_differs_from_itself_is_no_base() -> None:
     assert "differs from itself by 0.80" in result.why
 
 
+@pytest.mark.parametrize(("apart", "status"), [(0.0, "pass"), (0.05, "pass"), (0.1, "advise"), (0.5, "fail")])
+def test_the_combination_stands_out_below_the_tolerance(apart: float, status: str) -> None:
+    def run(drafts: int, caching: bool, moved: float) -> Run:
+        out = Run(Config(drafts, caching))
+        cold = replace(_answer("a", [{"a": -0.1}]), cached_tokens=0)
+        out.answers[("A", "cold", 0)] = cold
+        again = replace(cold, top_logprobs=({"a": -0.1 - moved},), cached_tokens=544 if caching else 0)
+        out.answers[("A", "again", 1)] = again
+        return out
+
+    runs = [run(0, False, 0.0), run(0, True, 0.03), run(2, False, 0.0), run(2, True, apart)]
+    result = ab_judge.judge(runs, Prompts(544, {"A": [1]}, {}))
+    assert (result.status, result.finding is not None) == (status, status == "fail")
+    assert ("repeats itself only within 0.1000" in result.why) == (status == "advise")
+
+
 def test_an_option_is_taken_out_in_both_forms() -> None:
     given = ("--a", "1", "--speculative-config", "{}", "--speculative_config={}", "--b")
     assert without_option(given, "--speculative-config") == ("--a", "1", "--b")
