@@ -53,6 +53,8 @@ class Steps:
         elif match := _STEP.match(line):
             stage = f" of stage {match[1]} of {match[2]}" if match[1] else ""
             self._begin(f"{match[3]}{f' of {match[4]}' if match[4] else ''}{stage}", match[5])
+        elif line.startswith("--> "):  # podman: the layer of a step, or that it was there
+            self.cached += line.startswith("--> Using cache ")
         elif match := _FINAL.match(line):
             self.error = self.error or match[1]
         elif match := _PODMAN_ERROR.match(line):

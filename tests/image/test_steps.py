@@ -98,14 +98,13 @@ def test_a_stage_without_a_name() -> None:
 
 
 def test_podman() -> None:
-    steps = Steps()
-    for line in ("[1/2] STEP 1/3: FROM local/bookworm:minbase AS system", "[1/2] STEP 2/3: RUN echo one", "one",
-                 "Error: building at STEP \"RUN false\": while running runtime: exit status 1"):  # fmt: skip
-        steps.take(line)
-    assert steps.title == "step 2 of 3 of stage 1 of 2, RUN echo one"
-    assert steps.told() == "step 2 of 3 of stage 1 of 2: one"
-    assert steps.failed == steps.title
-    assert steps.error.startswith("building at STEP")
+    steps, titles = read("podman-4.3-failed.txt")
+    assert titles[0] == "step 1 of 3 of stage 1 of 2, FROM localhost/local/bookworm:minbase AS system"
+    assert titles[-1] == "step 5 of 6 of stage 2 of 2, RUN cat /src/doctor/errors.py | wc -l && id && false"
+    assert (steps.failed, steps.begun, steps.cached) == (titles[-1], 8, 3)
+    assert steps.reason.startswith('building at STEP "RUN cat')
+    assert steps.reason.endswith("while running runtime: exit status 1")
+    assert steps.told() == "step 5 of 6 of stage 2 of 2: uid=0(root) gid=0(root) groups=0(root)"
 
 
 def test_what_a_dockerfile_declares() -> None:
