@@ -17,6 +17,10 @@ from doctor.serve.metrics import Metrics, parse
 _BODY_LIMIT = 16 << 20
 
 
+#: vLLM lets no log-probability be less than -9999; one that is not a number (broken logits) becomes null.
+NOT_A_NUMBER = -99999.0
+
+
 class ServerError(Exception):
     """The server could not be asked, or answered something unusable; one line."""
 
@@ -26,7 +30,7 @@ class Answer:
     """One streamed completion. Times in seconds since the request was sent; None = did not happen.
 
     ``error`` says why the answer is not whole: an HTTP error, an error object in the stream, a stream
-    that ended early, a deadline. ``top_logprobs`` are per token, as the API gives them.
+    that ended early, a deadline. ``top_logprobs`` are per token, NOT_A_NUMBER where the API has null.
     """
 
     status: int | None = None
@@ -299,7 +303,7 @@ class _StreamReader:
         text += delta.get("reasoning_content") or delta.get("reasoning") or ""
         logprobs = choice.get("logprobs") or {}
         self.tokens += logprobs.get("tokens") or []
-        self.tops += logprobs.get("top_logprobs") or []
+        self.tops += [_numbers(top) for top in logprobs.get("top_logprobs") or []]
         # a message of /v1/completions always has tokens, though their text may be empty (half a character);
         # the first one of a chat only names the role
         if "text" in choice or text or logprobs.get("tokens"):
@@ -342,6 +346,10 @@ def _events(
             return
         if line.startswith(b"data:"):
             yield line[5:].strip().decode("utf-8", "replace")
+
+
+def _numbers(top: Any) -> Mapping[str, float]:
+    return {t: NOT_A_NUMBER if v is None else v for t, v in top.items()} if isinstance(top, dict) else {}
 
 
 def _whole(value: Any) -> int | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from doctor.checks.registry import found
 from doctor.finding import Confidence, Evidence, Finding
-from doctor.serve.client import Answer
+from doctor.serve.client import NOT_A_NUMBER, Answer
 from doctor.smoke.ab import COLD, Prompts, Run
 from doctor.smoke.probes import ABSTAIN, ADVISE, FAIL, PASS, Result, rounded
 
@@ -91,6 +91,10 @@ def _preference(top: Any, own: str, other: str) -> float:
     return max(0.0, float(top[own] - top.get(other, min(top.values()))))
 
 
+def _numeric(answer: Answer) -> bool:
+    return not any(NOT_A_NUMBER in top.values() for top in answer.top_logprobs)
+
+
 def tolerance(base: Run) -> tuple[float, float]:
     """(tolerance, largest difference of the base server with itself) in nats."""
     spread = 0.0
@@ -108,6 +112,9 @@ def judge(runs: Sequence[Run], prompts: Prompts) -> Result:
     if base.error or not others:
         why = f"the base server gave no whole answers ({base.error})" if base.error else "nothing to compare"
         return Result(NAME, ABSTAIN, why, measured, asked=bool(base.error))
+    if not all(map(_numeric, base.answers.values())):
+        why = "the base server gives log-probabilities that are not numbers, so nothing can be told"
+        return Result(NAME, ABSTAIN, why, measured)
     limit, spread = tolerance(base)
     if spread > UNSTABLE:
         why = f"the base server differs from itself by {spread:.2f} nats, so nothing can be told"
@@ -188,7 +195,8 @@ def _compare(run: Run, base: Run, limit: float, prompts: Prompts, recalls: set[s
                     out.sequential = max(out.sequential, found_gap.nats)
             if found_gap.nats > limit and run is not base:
                 where = "" if found_gap.parts_at is None else f", other token at {found_gap.parts_at}"
-                out.wrong.append(f"{name} ({how}) against {whom}: {found_gap.nats:.2f} nats{where}")
+                apart = f"{found_gap.nats:.2f} nats" if _numeric(answer) else "log-probabilities are not numbers"
+                out.wrong.append(f"{name} ({how}) against {whom}: {apart}{where}")
         if name in recalls and run is not base and not prompts.recall[name].recalled(answer.text):
             out.lost.append(f"{name} ({how})")
     return out
@@ -207,11 +215,14 @@ def _finding(wrong: list[str], seen: dict[str, Compared], limit: float, spread: 
         cause, which = "output-not-repeatable", "both MTP and prefix caching, each by itself,"
     faults = [f for n in wrong for f in (*seen[n].wrong, *(f"lost: {lost}" for lost in seen[n].lost))]
     worst = max(max(seen[n].to_base, seen[n].to_itself) for n in wrong)
+    apart = f"up to {worst:.2f} nats"
+    if worst > -NOT_A_NUMBER / 2:
+        apart = "more than can be told (log-probabilities that are not numbers)"
     return found(
         cause,
         Confidence.PROVEN,
         f"On the same greedy prompts {which} changes answers: {len(faults)} of "
-        f"{sum(seen[n].compared for n in wrong)} comparisons differ by up to {worst:.2f} nats, where the base "
+        f"{sum(seen[n].compared for n in wrong)} comparisons differ by {apart}, where the base "
         f"server differs from itself by {spread:.3f} (tolerance {limit:.3f}).",
         [
             *(

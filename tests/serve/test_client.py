@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from doctor.serve.client import Client, ServerError
+from doctor.serve.client import NOT_A_NUMBER, Client, ServerError
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 BAD = b'HTTP/1.1 400 Bad\r\nContent-Length: 34\r\n\r\n{"error":{"message":"too   long"}}'
@@ -58,6 +58,12 @@ def test_a_whole_answer_with_times() -> None:
     assert answer.ttft_s is not None
     assert 0.09 < answer.ttft_s < answer.total_s < 1.0
     assert answer.decode_tokens_per_s == pytest.approx(2 / (answer.total_s - answer.ttft_s))
+
+
+def test_a_log_probability_that_is_not_a_number() -> None:
+    line = b'data: {"choices":[{"text":"a","logprobs":{"tokens":["a"],"top_logprobs":[{"a":null,"b":-1.5}]}}]}\n\n'
+    with server(OK, line, USAGE, b"data: [DONE]\n\n") as client:
+        assert client.complete("x", 1).top_logprobs == ({"a": NOT_A_NUMBER, "b": -1.5},)
 
 
 def test_reasoning_counts_as_text() -> None:

@@ -11,7 +11,7 @@ import pytest
 from doctor.finding import Confidence, Verdict
 from doctor.report.smoke import print_smoke
 from doctor.report.terminal import console
-from doctor.serve.client import Answer
+from doctor.serve.client import NOT_A_NUMBER, Answer
 from doctor.serve.command import without_option
 from doctor.smoke import ab_judge, ab_speed
 from doctor.smoke.ab import Config, Prompts, Run
@@ -162,6 +162,21 @@ def test_the_combination_stands_out_below_the_tolerance(apart: float, status: st
     result = ab_judge.judge(runs, Prompts(544, {"A": [1]}, {}))
     assert (result.status, result.finding is not None) == (status, status == "fail")
     assert ("repeats itself only within 0.1000" in result.why) == (status == "advise")
+
+
+def test_what_is_not_a_number_is_wrong() -> None:
+    def run(drafts: int, value: float) -> Run:
+        return Run(Config(drafts, False), {("A", "cold", 0): _answer("a", [{"a": value}])})
+
+    good, bad = run(0, -0.1), run(2, NOT_A_NUMBER)
+    result = ab_judge.judge([good, bad], Prompts(544, {"A": [1]}, {}))
+    assert result.finding is not None
+    assert result.finding.id == "mtp-corrupts-output"
+    assert "not numbers" in result.finding.summary
+    assert result.measured["servers"]["MTP"]["wrong"] == [
+        "A (cold) against base: log-probabilities are not numbers"
+    ]
+    assert ab_judge.judge([run(0, NOT_A_NUMBER), bad], Prompts(544, {"A": [1]}, {})).status == "abstain"
 
 
 def test_an_option_is_taken_out_in_both_forms() -> None:
