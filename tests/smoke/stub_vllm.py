@@ -145,6 +145,11 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(500, {"error": {"message": "EngineCore encountered an issue."}})
             return
         refused = refusal(body)
+        if refused and body.get("stream") and "with speculative decoding" in refused:
+            # the engine's own check comes after the stream has begun
+            self.begin_stream()
+            self.event({"error": {"message": refused, "code": 400}})
+            return
         if refused:
             self.reply(400, {"error": {"message": refused, "code": 400}})
             return
@@ -159,13 +164,16 @@ class Handler(BaseHTTPRequestHandler):
         with State.lock:
             State.active -= 1
 
+    def begin_stream(self):
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.close_connection = True
+
     def answer(self, body):
         if body.get("stream"):
-            self.send_response(200)
-            self.send_header("Content-Type", "text/event-stream")
-            self.send_header("Connection", "close")
-            self.end_headers()
-            self.close_connection = True
+            self.begin_stream()
         with State.lock:
             State.asked += 1
             prompt = body.get("prompt", "chat")
@@ -245,6 +253,8 @@ class Handler(BaseHTTPRequestHandler):
             choice["message"] = {"content": text, "tool_calls": calls}
         else:
             choice["text"] = text
+        if body.get("logprobs"):
+            choice["logprobs"] = {"tokens": [t for t, _ in made], "top_logprobs": [top for _, top in made]}
         if body.get("return_token_ids"):
             choice["token_ids"] = list(range(len(made)))
         self.reply(200, {"choices": [choice], "usage": usage(prompt_tokens, len(made), cached)})

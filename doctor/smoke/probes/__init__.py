@@ -157,7 +157,7 @@ def unusable(name: str, answer: Answer, during: str) -> Result:
         found(
             "server-gives-no-answer",
             Confidence.PROVEN,
-            f"{during[0].upper()}{during[1:]}: {answer.error}.",
+            f"{during[0].upper()}{during[1:]}: {(answer.error or '').rstrip('.')}.",
             [Evidence("request.error", str(answer.error), "HTTP")],
         ),
     )
