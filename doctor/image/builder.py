@@ -163,7 +163,7 @@ def _follow(
                     steps.take(line.decode("utf-8", "replace"))
                     if steps.title != told:
                         told, since = steps.title, clock()
-                        say(told)
+                        say(steps.told())
             if told and clock() - since >= apart_s:
                 since = clock()
                 say(steps.told())

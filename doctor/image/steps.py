@@ -22,8 +22,8 @@ _FINAL = re.compile(r"(?:ERROR: )?((?:failed to solve|executor failed running|pr
 _ASIDES = ("See '", "Run '", "---", " > ")
 #: Where a step's files come from says less than what it runs.
 _FLAGS = re.compile(r"--(?:mount|network|security|from|chown|chmod)=\S+\s+")
-#: Letters of a step's text that are shown.
-_WIDTH = 72
+#: Letters of a step's text in the answer, and of what is told while it runs: one line of a narrow terminal.
+_WIDTH, _LINE = 72, 58
 
 
 @dataclass
@@ -95,13 +95,13 @@ class Steps:
         return self.error or self._spoken
 
     def told(self) -> str:
-        """Which step, and the last line it printed."""
-        return f"{self.title.partition(', ')[0]}: {_short(self.last)}" if self.last else self.title
+        """Which step, and the last line it printed, if any."""
+        return _short(f"{self.title.partition(', ')[0]}: {self.last}" if self.last else self.title, _LINE)
 
 
-def _short(text: str) -> str:
+def _short(text: str, width: int = _WIDTH) -> str:
     words = " ".join(_FLAGS.sub("", text).split())
-    return words if len(words) <= _WIDTH else words[: _WIDTH - 3] + "..."
+    return words if len(words) <= width else words[: width - 3] + "..."
 
 
 # ---------------------------------------------------------------- the Dockerfile
