@@ -143,7 +143,7 @@ class Server:
 
     @property
     def _after_s(self) -> float:
-        return supervisor.AFTER_S if self.command.after else 0.0
+        return supervisor.MADE_S + supervisor.AFTER_S if self.command.after else 0.0
 
     def _order(self, process: subprocess.Popen[bytes], order: str) -> None:
         with contextlib.suppress(OSError, ValueError):

@@ -9,8 +9,9 @@ vLLM renames its children (``VLLM::EngineCore``), which overwrites ``/proc/PID/e
 when the API server is killed. So children are found by descent: this process adopts every orphan below it
 (PR_SET_CHILD_SUBREAPER). The process group, the session and a marker in the environment are asked as well.
 
-A container's processes are children of its engine, not of the client that is run here: AFTER is a command
-that takes the container away, run when everything else has ended. Its last word is the container's name.
+A container's processes are children of its engine, not of the client that is run here. AFTER takes the
+container away when everything else has ended: CLIENT rm -f NAME. A client that is ended while the engine still
+makes what it asked for leaves a container that appears later; so it is waited for before anything is ended.
 
 Usage: supervisor.py GRACE_S MARKER LOG [AFTER...] -- PROGRAM [ARGUMENT...]
 Standard input: lines ``stop`` (SIGTERM, GRACE_S seconds, SIGKILL) or ``kill`` (SIGKILL at once).
@@ -35,9 +36,11 @@ MARKER = "VLLM_DOCTOR_RUN"
 ORPHAN_GRACE_S = 2.0
 #: Seconds after SIGKILL until processes that still exist are reported (stuck in the kernel).
 KILL_WAIT_S = 10.0
-#: Seconds for AFTER, and for how long it is repeated: an engine may still be making what its client asked for.
+#: Seconds for AFTER, and for how long it is repeated until there was something to take away.
 AFTER_S = 30.0
 AFTER_REPEAT_S = 2.0
+#: Seconds that an engine gets to make a container before its client is ended.
+MADE_S = 60.0
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -110,6 +113,21 @@ def clean(after: list[str], env: dict[str, str] | None = None) -> bool:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.3)
+
+
+def there(after: list[str]) -> bool:
+    """Whether the container that AFTER takes away exists."""
+    try:
+        asked = subprocess.run(
+            [after[0], "container", "inspect", after[-1]],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=AFTER_S,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return asked.returncode == 0
 
 
 class Supervisor:
@@ -219,7 +237,17 @@ class Supervisor:
         self._reap()
         return living(os.getpid(), self.pid, self.marker)
 
+    def _made(self, wake: int) -> None:
+        """Waits until the container exists, the client has ended, or MADE_S have passed."""
+        deadline = time.monotonic() + MADE_S
+        while self.status is None and time.monotonic() < deadline:
+            if there(self.after):
+                return
+            self._listen(wake, 0.2)
+
     def _end(self, wake: int) -> set[int]:
+        if self.after:
+            self._made(wake)
         if not self.order:  # the server ended first; what is left of it may still be writing its traceback
             self._wait(wake, ORPHAN_GRACE_S, "")
         left = self._left()

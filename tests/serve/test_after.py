@@ -19,6 +19,7 @@ from doctor.serve.server import Server
 ROOT = Path(__file__).parents[2]
 #: The container "exists" while the file is there; taking it away says its name, as the engines do.
 CLIENT = """#!/bin/sh
+if [ "$1" = container ]; then [ -e "{there}" ]; exit; fi
 echo "$*" >> "{calls}"
 [ -e "{there}" ] || exit 0
 rm "{there}"
@@ -63,14 +64,22 @@ def test_after_a_stop_and_after_its_own_end(client: Path, tmp_path: Path) -> Non
     assert calls(tmp_path) == ["rm -f name"] * 2
 
 
-def test_it_is_repeated_until_there_was_something_to_take_away(client: Path, tmp_path: Path) -> None:
+def test_a_client_is_not_ended_before_its_container_exists(client: Path, tmp_path: Path) -> None:
     (tmp_path / "there").unlink()
     server = Server(command(client), tmp_path / "log")
     server.start()
-    late = subprocess.Popen(["sh", "-c", f"sleep 1; touch '{tmp_path}/there'"])
+    late = subprocess.Popen(["sh", "-c", f"sleep 3; touch '{tmp_path}/there'"])
     server.stop()
     late.wait()
+    assert calls(tmp_path) == ["rm -f name"]
     assert not (tmp_path / "there").exists()
+
+
+def test_it_is_repeated_until_there_was_something_to_take_away(client: Path, tmp_path: Path) -> None:
+    (tmp_path / "there").unlink()
+    late = subprocess.Popen(["sh", "-c", f"sleep 1; touch '{tmp_path}/there'"])
+    assert supervisor.clean([str(client), "rm", "-f", "name"])
+    late.wait()
     assert len(calls(tmp_path)) > 1
 
 

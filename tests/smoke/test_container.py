@@ -149,7 +149,8 @@ def test_nothing_is_left_however_it_ends(
     argv = arguments(stub_image(words), model)
     process = subprocess.Popen(argv, cwd=ROOT, env=environ(docker), stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
-    while not docker("ps", "-q", "--filter", f"label={LABEL}={process.pid}", "--filter", "status=running").stdout:
+    server = ("--filter", f"label={LABEL}={process.pid}", "--filter", "name=vllm-doctor-smoke-")
+    while not docker("ps", "-q", *server, "--filter", "status=running").stdout:
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.1)
