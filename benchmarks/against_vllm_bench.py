@@ -6,7 +6,8 @@ Without --url a server is started from ENV (MTP with --mtp K) and ended afterwar
 tokenizer, and the server must serve that model. Each round asks the same number of requests, one at a time,
 with our client and with `vllm bench serve` (random dataset, no network, options as in vLLM 0.26.0 and 0.32.0):
 the same prompt and answer lengths, temperature 0, end-of-text ignored. Prompts are made as its random dataset
-makes them, runs of consecutive token ids from a random start, because acceptance of drafts depends on the text.
+makes them, runs of consecutive token ids from a random start, because acceptance of drafts depends on the text,
+and sent as text, because the server's tokenizer is part of the time to the first token. Each side warms up first.
 Every round has another seed, so that nothing comes from the prefix cache. Who begins changes with the round.
 Prints medians, their ratio and the spread (half of the distance between the quartiles, of the median).
 """
@@ -39,6 +40,8 @@ from doctor.smoke.running import attach
 
 #: The two agree when the medians differ by less.
 AGREE = 0.05
+#: Requests of each side in each round that are not counted: connections, and what the client compiles.
+WARMUPS = 3
 
 
 @dataclass(frozen=True)
@@ -70,18 +73,34 @@ def ordinary_ids(model: Path) -> list[int]:
     return sorted(set(ids) - special)
 
 
+def as_text(client: Client, ids: list[int], length: int) -> str:
+    """A text that the server reads as ``length`` tokens, or nearly: what the other side sends is text too."""
+    tokens = ids[:length]
+    text = ""
+    for _ in range(8):
+        reply = client.reply("/detokenize", {"tokens": tokens})
+        if reply.error or not isinstance(reply.body.get("prompt"), str):
+            sys.exit(f"/detokenize: {reply.error or 'no text'}")
+        text = reply.body["prompt"]
+        read = client.tokenize(text)
+        if len(read) == length:
+            break
+        tokens = (read + ids[length:])[:length]
+    return text
+
+
 def ours(client: Client, ids: list[int], args: argparse.Namespace, seed: int) -> list[Request]:
     """Asks with our client."""
     chance, out = random.Random(seed), []
-    for _ in range(args.requests):
+    for number in range(WARMUPS + args.requests):
         start = chance.randrange(len(ids))
-        prompt = [ids[(start + i) % len(ids)] for i in range(args.input_len)]
+        prompt = client.detokenize([ids[(start + i) % len(ids)] for i in range(args.input_len)])
         answer = client.complete(prompt, args.output_len, ignore_eos=True)
         if not answer.ok or answer.ttft_s is None:
             sys.exit(f"a request failed: {answer.error}")
-        out.append(
-            Request(answer.ttft_s, answer.total_s, answer.prompt_tokens or 0, answer.completion_tokens or 0)
-        )
+        row = Request(answer.ttft_s, answer.total_s, answer.prompt_tokens or 0, answer.completion_tokens or 0)
+        if number >= WARMUPS:
+            out.append(row)
     return out
 
 
@@ -96,7 +115,7 @@ def theirs(
         "--served-model-name", client.model, "--dataset-name", "random",
         "--random-input-len", str(args.input_len), "--random-output-len", str(args.output_len),
         "--num-prompts", str(args.requests), "--max-concurrency", "1", "--ignore-eos", "--temperature", "0",
-        "--seed", str(seed), "--disable-tqdm", "--save-result", "--save-detailed",
+        "--seed", str(seed), "--num-warmups", str(WARMUPS), "--disable-tqdm", "--save-result", "--save-detailed",
         "--result-dir", str(folder), "--result-filename", name,
     ]  # fmt: skip
     env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}

@@ -1,9 +1,10 @@
 """Do ``logit_bias`` and ``min_p`` work: with speculative decoding vLLM refuses or ignores them.
 
-Read in vLLM 0.26.0 and 0.32.0: ``SamplingParams`` refuses both when drafts are on (HTTP 400; in a stream an error
-object after HTTP 200, measured with 0.32.0); the sampler itself would ignore them ("min_p and logit_bias parameters won't work with speculative decoding"). A bias of
-100 is the largest there is and forces its token. With ``min_p`` 1 only the most likely token is left, so a
-sampled answer must be the greedy one. Not asked where a sampled request may kill the server (a CPU that drafts).
+Read in vLLM 0.26.0 and 0.32.0: ``SamplingParams`` refuses both when drafts are on (HTTP 400; in a stream an
+error object after HTTP 200, measured with 0.32.0); the sampler itself would ignore them ("min_p and logit_bias
+parameters won't work with speculative decoding"). A bias of 100 is the largest there is and forces its token.
+With ``min_p`` 1 only the most likely token is left, so a sampled answer must be the greedy one. Not asked where a
+sampled request may kill the server (a CPU that drafts).
 """
 
 from __future__ import annotations
