@@ -159,6 +159,14 @@ class Client:
             raise ServerError("/tokenize gave no list of token ids")
         return tokens
 
+    def detokenize(self, tokens: Sequence[int], timeout_s: float = 30.0) -> str:
+        """The text of token ids. Raises ServerError."""
+        body = {"model": self.model, "tokens": list(tokens)}
+        text = self._json(*self._call("POST", "/detokenize", body, timeout_s)).get("prompt")
+        if not isinstance(text, str):
+            raise ServerError("/detokenize gave no text")
+        return text
+
     def tokenize_chat(self, text: str, timeout_s: float = 30.0) -> list[int]:
         """The token ids that the chat template makes of one user message. Raises ServerError."""
         body = {"model": self.model, "messages": [{"role": "user", "content": text}]}
