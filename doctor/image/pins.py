@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import sys
+import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,12 +91,18 @@ class Pins:
 
 def docker_folder() -> Path:
     """The folder with Dockerfile, pins and locks: beside the package in a checkout, else where pip puts it."""
-    beside = Path(__file__).resolve().parents[2] / "docker"
-    installed = Path(sys.prefix) / "share" / "vllm-env-doctor" / "docker"
-    for folder in (beside, installed):
+    places = [Path(__file__).resolve().parents[2] / "docker"]
+    # Debian's Python installs below /usr/local, and `pip install --user` below the home; sys.prefix names neither
+    data = (
+        sys.prefix,
+        sysconfig.get_path("data"),
+        sysconfig.get_path("data", sysconfig.get_preferred_scheme("user")),
+    )
+    places += [Path(place) / "share" / "vllm-env-doctor" / "docker" for place in dict.fromkeys(data)]
+    for folder in places:
         if (folder / "pins.json").is_file():
             return folder
-    raise DoctorError(f"the files of the image are missing: no pins.json in {beside} or {installed}; reinstall")
+    raise DoctorError(f"the files of the image are missing: no pins.json in {places[0]} or {places[1]}; reinstall")
 
 
 def load(root: Path | None = None) -> Pins:

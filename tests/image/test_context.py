@@ -203,6 +203,22 @@ def test_an_installation_carries_all_that_a_build_needs(temporary: Path) -> None
     assert {f"share/vllm-env-doctor/{w}" for w in wanted} == shipped
 
 
+@pytest.mark.parametrize("scheme", ["prefix", "data", "user"])
+def test_where_pip_puts_the_files(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an environment; with Debian's own Python, below /usr/local; for one user, below the home."""
+    monkeypatch.setattr(pins, "__file__", str(tmp_path / "lib/site-packages/doctor/image/pins.py"))
+    monkeypatch.setattr("sys.prefix", str(tmp_path / "prefix"))
+    monkeypatch.setattr(
+        "sysconfig.get_path", lambda name, scheme=None: str(tmp_path / ("user" if scheme else "data"))
+    )
+    folder = tmp_path / scheme / "share/vllm-env-doctor/docker"
+    with pytest.raises(DoctorError, match="the files of the image are missing"):
+        pins.docker_folder()
+    folder.mkdir(parents=True)
+    (folder / "pins.json").write_text("{}")
+    assert pins.docker_folder() == folder
+
+
 def test_the_host_that_builds_may_be_read_only(root: Path, temporary: Path) -> None:
     """Nothing is written into the checkout."""
     before = {p: p.stat().st_mtime_ns for p in root.rglob("*") if not p.is_symlink()}
