@@ -361,7 +361,8 @@ def _open(url: str, env: Mapping[str, str], name: str, offset: int = 0) -> http.
         # the hub sends large files from another machine, which must not see it
         request.add_unredirected_header("Authorization", f"Bearer {token}")
     try:
-        answer: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=SILENCE_S)  # noqa: S310
+        # one of our own: the shared opener keeps the proxies of its first use
+        answer: http.client.HTTPResponse = urllib.request.build_opener().open(request, timeout=SILENCE_S)
     except urllib.error.HTTPError as error:
         error.close()
         if error.code in (429, 500, 502, 503, 504):

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -66,7 +67,7 @@ def _handler(hub: Hub, *, store: bool) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             hub.asked.append((("store" if store else "") + self.path, dict(self.headers.items())))
-            path = self.path.partition("?")[0]
+            path = urlsplit(self.path).path  # a proxy is asked for the whole address
             if hub.status:
                 self.send_error(hub.status)
             elif path in (f"/api/models/{NAME}/revision/main", f"/api/models/{NAME}/revision/{COMMIT}"):
@@ -75,7 +76,7 @@ def _handler(hub: Hub, *, store: bool) -> type[BaseHTTPRequestHandler]:
                 name = path.removeprefix(f"/{NAME}/resolve/{COMMIT}/")
                 if name.endswith(".safetensors") and not store:
                     self.send_response(302)
-                    self.send_header("Location", f"{hub.store}{self.path}")
+                    self.send_header("Location", f"{hub.store}{path}")
                     self.send_header("Content-Length", "0")
                     self.end_headers()
                 else:
@@ -295,6 +296,13 @@ def test_offline_and_unreachable_are_one_line(env: dict[str, str]) -> None:
 def test_names_that_would_leave_the_folder(hub: Hub, env: dict[str, str], name: str) -> None:
     hub.files[name] = b"evil"
     assert "does not answer as a hub does" in obtain(NAME, LocalHost(env=env), yes, silent)
+
+
+def test_through_a_proxy(hub: Hub, env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", hub.url)
+    monkeypatch.setenv("no_proxy", "localhost")
+    assert obtain(NAME, LocalHost(env={**env, "HF_ENDPOINT": "http://hub.invalid"}), yes, silent) == ""
+    assert hub.asked[0][0].startswith("http://hub.invalid/api/models/org/tiny/revision/main")
 
 
 def test_no_room(hub: Hub, env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
