@@ -94,7 +94,7 @@ def test_which_combination_is_named(vllm_env: Path, telling_model: Path, tmp_pat
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("noise", "least", "most"), [("0", 0.97, 1.0), ("4", 0.4, 0.85), ("16", 0.01, 0.35), ("1000", 0.0, 0.0)]
+    ("noise", "least", "most"), [("0", 0.9, 1.0), ("4", 0.4, 0.85), ("16", 0.0, 0.45), ("1000", 0.0, 0.0)]
 )
 def test_acceptance_is_what_the_draft_head_was_made_for(
     vllm_env: Path, tmp_path: Path, noise: str, least: float, most: float
@@ -113,7 +113,7 @@ def test_acceptance_is_what_the_draft_head_was_made_for(
 @pytest.mark.long
 def test_a_checkpoint_without_a_draft_head(vllm_env: Path, tmp_path: Path) -> None:
     model = setup_env.make_model(vllm_env / "bin" / "python", tmp_path / "model", "--no-mtp")
-    code, answer = smoke(vllm_env, model, "--out", str(tmp_path / "out"))
+    code, answer = smoke(vllm_env, model, "--mtp", "2", "--out", str(tmp_path / "out"))
     assert (code, answer["verdict"]) == (1, "degraded")
     assert [f["id"] for f in answer["findings"]] == ["mtp-weights-missing"]
     assert status(answer)["speculative"] == "fail"

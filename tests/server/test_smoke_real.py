@@ -28,7 +28,7 @@ def command(vllm_env: Path, model: Path, *options: str) -> list[str]:
 
 def smoke(vllm_env: Path, model: Path, *options: str, **env: str) -> tuple[int, dict[str, Any]]:
     argv = command(vllm_env, model, "--json", *options)
-    done = subprocess.run(argv, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, timeout=800)
+    done = subprocess.run(argv, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, timeout=1400)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, json.loads(done.stdout)
 
