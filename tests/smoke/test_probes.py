@@ -140,7 +140,7 @@ def test_concurrency_with_full_only(smoke: Smoke) -> None:
 
 
 def test_memory_that_grows(smoke: Smoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "CPU_BOUND_BYTES", 24 << 20)
+    monkeypatch.setattr(memory, "BOUND_BYTES", 24 << 20)
     result = smoke("leaks", mtp=0)
     assert caught(result) == {"memory": "advise"}
     assert 40 < probe(result, "memory").measured["growth_mib"] < 80

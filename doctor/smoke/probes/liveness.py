@@ -1,4 +1,4 @@
-"""Does it answer: two completions, whole, with tokens and a finish reason. What a server without a model fails."""
+"""Does it answer: two completions, whole, with tokens and a finish reason."""
 
 from __future__ import annotations
 

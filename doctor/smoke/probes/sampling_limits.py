@@ -15,14 +15,13 @@ from doctor.checks.registry import found
 from doctor.finding import Confidence, Evidence, Severity
 from doctor.serve.client import Reply, ServerError
 from doctor.smoke.probes import ABSTAIN, ADVISE, PASS, Result, Session, unusable_reply
+from doctor.smoke.probes.consistency import TIE
 from doctor.smoke.prompts import unique_text
 
 NAME = "sampling_limits"
 TITLE = "logit_bias and min_p"
 TOKENS = 8
 BIAS = 100
-#: Nats: two steps of bfloat16 logits between 16 and 32.
-TIE = 0.25
 #: Words whose first token is forced; the first that the model does not say by itself.
 _WORDS = (" ship", " harbour", " lamp")
 
