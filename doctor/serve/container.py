@@ -36,8 +36,8 @@ class Container:
         return (self.client, "run", "--rm", "--name", name, "--label", label, *self.options, *options)
 
     def remove(self, name: str) -> tuple[str, ...]:
-        """Takes a container of this name away, whatever it does."""
-        return (self.client, "rm", "-f", name)
+        """Takes a container of this name away, whatever it does, and the volumes that its image made it have."""
+        return (self.client, "rm", "-f", "-v", name)
 
     def serve(
         self, arguments: Sequence[str], env: Mapping[str, str], folder: str, port: int

@@ -10,7 +10,7 @@ when the API server is killed. So children are found by descent: this process ad
 (PR_SET_CHILD_SUBREAPER). The process group, the session and a marker in the environment are asked as well.
 
 A container's processes are children of its engine, not of the client that is run here. AFTER takes the
-container away when everything else has ended: CLIENT rm -f NAME. A client that is ended while the engine still
+container away when everything else has ended: CLIENT rm -f -v NAME. A client that is ended while the engine still
 makes what it asked for leaves a container that appears later; so it is waited for before anything is ended.
 
 Usage: supervisor.py GRACE_S MARKER LOG [AFTER...] -- PROGRAM [ARGUMENT...]

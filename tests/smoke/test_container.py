@@ -63,7 +63,7 @@ def stub_image(docker: Docker, tmp_path_factory: pytest.TempPathFactory) -> Iter
         (context / "Dockerfile").write_text(
             f"FROM {parent}\nCOPY stub /opt/stub\nCOPY vllm /usr/local/bin/vllm\n"
             f"COPY METADATA /usr/lib/python3/dist-packages/vllm-{VERSION}.dist-info/METADATA\n"
-            f'ENV VLLM_STUB="{words}"\n'
+            f'ENV VLLM_STUB="{words}"\nVOLUME /cache\n'
         )
         tag = f"vllm-doctor-test/smoke-stub:{uuid.uuid4().hex[:12]}"
         built = docker("build", "-q", "-t", tag, str(context), timeout=120)
@@ -78,6 +78,11 @@ def stub_image(docker: Docker, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 def ours(docker: Docker) -> list[str]:
     return docker("ps", "-aq", "--filter", f"label={LABEL}").stdout.split()
+
+
+def volumes(docker: Docker) -> set[str]:
+    """Volumes without a name that no container uses."""
+    return set(docker("volume", "ls", "-q", "--filter", "dangling=true").stdout.split())
 
 
 def arguments(image: str, model: Path, *more: str) -> list[str]:
@@ -147,6 +152,7 @@ def test_nothing_is_left_however_it_ends(
     docker: Docker, stub_image: Callable[[str], str], model: Path, ending: str, words: str
 ) -> None:
     argv = arguments(stub_image(words), model)
+    before = volumes(docker)
     process = subprocess.Popen(argv, cwd=ROOT, env=environ(docker), stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     server = ("--filter", f"label={LABEL}={process.pid}", "--filter", "name=vllm-doctor-smoke-")
@@ -167,6 +173,7 @@ def test_nothing_is_left_however_it_ends(
     while ours(docker) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert ours(docker) == []
+    assert volumes(docker) <= before
 
 
 @pytest.mark.container
@@ -235,7 +242,7 @@ def test_the_command_line() -> None:
     command = build(in_image(), settings, 18000)
     argv = list(command.argv)
     assert argv[:4] == ["/usr/bin/docker", "run", "--rm", "--name"]
-    assert command.after == ("/usr/bin/docker", "rm", "-f", argv[4])
+    assert command.after == ("/usr/bin/docker", "rm", "-f", "-v", argv[4])
     assert argv[argv.index("--mount") + 1] == "type=bind,source=/data/q9,target=/model,readonly"
     assert argv[argv.index("-p") + 1] == "127.0.0.1:18000:8000"
     assert "HF_HUB_OFFLINE=1" in argv
@@ -296,4 +303,4 @@ def test_a_small_container_that_hangs_is_taken_away(tmp_path: Path) -> None:
     with pytest.raises(DoctorError, match="no answer within 120 s"):
         container._versions(host, Container("docker", "img"))
     name = asked[0][asked[0].index("--name") + 1]
-    assert asked[1] == ("docker", "rm", "-f", name)
+    assert asked[1] == ("docker", "rm", "-f", "-v", name)

@@ -8,12 +8,15 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from doctor.facts import GpuFacts
 from doctor.report.redact import Redactor
+from doctor.serve.command import build
+from doctor.serve.container import Container
 from doctor.smoke.emitted import files
 from doctor.smoke.preflight import free_port
 from tests.smoke.conftest import host_with
@@ -57,6 +60,27 @@ def test_after_the_ladder_the_files_are_of_what_passed(
     assert "DISABLE_PREFIX_CACHING=1" in out["settings.env"]
     assert "# given up: prefix caching" in out["serve.sh"]
     assert "--no-enable-prefix-caching" in out["compose.yaml"]
+
+
+def test_files_of_a_container_name_its_image(smoke: Smoke, card: list[GpuFacts], gpu: dict[str, object]) -> None:
+    result = smoke(**gpu)
+    one = Container("/usr/bin/docker", "vllm-doctor:0.26.0-cu130-0123456789ab", ("--gpus", "all"), own=True)
+    result.environment = replace(result.environment, container=one)
+    assert result.settings is not None
+    result.command = build(result.environment, result.settings, 18000)
+    out = written(result)
+    script = out["serve.sh"].replace(" \\\n ", "")
+    assert "exec /usr/bin/docker run --rm --gpus all" in script
+    assert "vllm-doctor-smoke" not in script
+    assert "-p 127.0.0.1:8000:8000" in script
+    assert f"{one.image} serve /model --max-model-len" in script.replace("  ", " ")
+    assert script.rstrip().endswith('--host 0.0.0.0 --port 8000 "$@"')
+    assert f"image: {one.image}" in out["compose.yaml"]
+    assert "entrypoint" not in out["compose.yaml"]
+    other = replace(one, image="vllm/vllm-openai:v0.26.0", own=False)
+    result.environment = replace(result.environment, container=other)
+    result.command = build(result.environment, result.settings, 18000)
+    assert 'entrypoint: ["vllm", "serve"]' in written(result)["compose.yaml"]
 
 
 def test_nothing_passed_nothing_written(smoke: Smoke) -> None:
