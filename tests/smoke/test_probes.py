@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from doctor.finding import Severity, Verdict
-from doctor.smoke.probes import Result, memory, prefix_cache
+from doctor.serve.client import Answer
+from doctor.smoke.probes import Result, memory, prefix_cache, streaming
 from doctor.smoke.run import SmokeResult
 from doctor.smoke.usage import CARD, PROCESSES, Usage
 from tests.smoke.conftest import make_environment
@@ -163,3 +165,19 @@ def test_without_a_card_nothing_is_compared(smoke: Smoke, tmp_path: Path) -> Non
         one: Result = probe(gpu, name)
         assert (one.status, one.asked) == ("abstain", False), one.why
     assert gpu.judgement.verdict is Verdict.READY
+
+
+def test_streams_are_not_blamed_for_a_text_that_changes() -> None:
+    def stream(text: str) -> Answer:
+        return Answer(
+            text=text, completion_tokens=32, ttft_s=0.1, total_s=0.5, arrivals_s=(0.1, 0.5), usage_last=True
+        )
+
+    same = [stream("a b"), stream("a b")]
+    assert streaming.judge(same, ["a c", "a c"], None).status == "fail"
+    assert streaming.judge(same, ["a c", "a b"], None).status == "pass"
+    changed = streaming.judge(same, ["a c", "a d"], None)
+    assert (changed.status, "another each time" in changed.why) == ("pass", True)
+    assert streaming.judge([same[0], replace(same[1], usage_last=False)], ["a b"], None).status == "fail"
+    late = [replace(s, ttft_s=0.48, arrivals_s=(0.48, 0.5)) for s in same]
+    assert "something holds the stream back" in streaming.judge(late, ["a b"], None).why
