@@ -126,3 +126,15 @@ def test_tokens_must_be_numbers() -> None:
         pytest.raises(ServerError, match="no list of token ids"),
     ):
         client.tokenize("x")
+
+
+def test_text_of_tokens() -> None:
+    body = b'{"prompt":"a ship"}'
+    with server(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body) as client:
+        assert client.detokenize([1, 2]) == "a ship"
+    body = b'{"prompt":null}'
+    with (
+        server(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body) as client,
+        pytest.raises(ServerError, match="no text"),
+    ):
+        client.detokenize([1])
