@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from doctor.serve.command import Settings
-from doctor.smoke.ladder import Ladder
+from doctor.smoke.ladder import BUDGET_S, STARTS, Ladder
 from doctor.smoke.result import SmokeResult
 
 _FIGURES = ("block_size", "kv_tokens", "concurrency", "weights_gib", "available_kv_gib", "mamba_cache_mode")
@@ -110,6 +110,7 @@ def _ladder_json(ladder: Ladder) -> dict[str, Any]:
         "passed": ladder.best is not None,
         "why": ladder.why,
         "gave_up": list(ladder.gave_up),
+        "limit": {"starts": STARTS, "seconds": BUDGET_S},
         "steps": [
             {
                 "changes": list(s.changes),

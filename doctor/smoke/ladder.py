@@ -71,7 +71,9 @@ class _Climb:
         if len(self.ladder.runs) >= STARTS or time.monotonic() > self.ends:
             return None
         number = len(self.ladder.runs) + 1
-        title = f"ladder {number}: {', '.join(changes)}{' (second start)' if again else ''}"
+        title = (
+            f"ladder, start {number} of at most {STARTS}: {', '.join(changes)}{' (second start)' if again else ''}"
+        )
         self.say(title)
         if not self.first.environment.cpu:
             time.sleep(_PAUSE_S)
@@ -114,6 +116,7 @@ def climb(options: SmokeOptions, first: SmokeResult, host: Host, folder: Path, s
     # what only the comparison of servers shows has to be compared again
     with_ab = any(r.name == ab_judge.NAME and r.status == FAIL for r in first.results)
     state = _Climb(options, first, host, folder, say, ladder, time.monotonic() + BUDGET_S, with_ab)
+    say(f"ladder: other settings, at most {STARTS} starts and {BUDGET_S / 60:.0f} min")
     for settings, kept in _search(state):
         again = state.run(settings, _words(kept), again=True)
         if again is not None and again.passed:
