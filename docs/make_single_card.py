@@ -287,16 +287,14 @@ def profiles() -> list[str]:
     out = []
     for name, size, recipe_id in EDGES:
         model = replace(recipes()[recipe_id].model, given="MODEL")
-        # the 27B fills the card: drafts would leave a first start next to nothing
-        mtp = 0 if recipe_id.startswith("27b") else None
-        fit = evaluate(model, card(name, size), Wish(draft_tokens=mtp), VERSION, purpose="chat")
+        fit = evaluate(model, card(name, size), Wish(), VERSION, purpose="chat")
         if fit.profile is None or fit.later is None:
             raise ValueError("a card is needed")
         pool = fit.later.likely
+        without = "" if fit.profile.options.draft_tokens else ", without MTP"
         out += [
-            f"{recipes()[recipe_id].title} on {label(name, size)}"
-            f"{', without MTP' if mtp == 0 else ''}: {pool.capacity_tokens:,} tokens of cache, "
-            f"{pool.max_concurrency:.1f} requests of full length.", "",
+            f"{recipes()[recipe_id].title} on {label(name, size)}{without}: "
+            f"{pool.capacity_tokens:,} tokens of cache, {pool.max_concurrency:.1f} requests of full length.", "",
             "```sh", *serve_text(model, fit.profile).splitlines(), "```", "",
         ]  # fmt: skip
     return out
@@ -348,7 +346,7 @@ bandwidth allows one stream with a short context (with MTP 2 at the {length:.2f}
 reported for Qwen3.5-9B). Real servers reached {graphs} of it with CUDA graphs and {eager} without.
 """
 
-SETTINGS = "From `vllm-doctor fit MODEL --gpu NAME --for chat --emit serve` (and `--mtp 0` for the 27B).\n"
+SETTINGS = "From `vllm-doctor fit MODEL --gpu NAME --for chat --emit serve`.\n"
 
 GUIDE = """## Out of memory
 

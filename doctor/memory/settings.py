@@ -20,6 +20,8 @@ _CONTEXTS = {
     "chat": (32768, 16384, 8192, 4096, 2048),
     "throughput": (8192, 4096, 2048),
 }
+#: Tokens of context under which drafts are not worth what they cost: a chat with a document does not fit any more.
+_LEAST_WITH_DRAFTS = 8192
 _SEQUENCES = {"chat": 4, "long-context": 1, "throughput": 64}
 _BATCHED = {"chat": 2048, "long-context": 2048, "throughput": 8192}
 
@@ -214,6 +216,10 @@ def _with_drafts(model: Model, card: Card, purpose: str, wish: Wish, start: Star
         reasons["mtp"] = "off: with many sequences the card is busy without drafts, and drafts cost KV cache"
         return options
     drafted = replace(options, draft_tokens=2)
+    lost = "" if purpose == "long-context" else _lost_context(model, card, wish, start, options, drafted, version)
+    if lost:
+        reasons["mtp"] = lost
+        return options
     gain = measured_acceptance(2) or 1.0
     needed = break_even(model.weights, 2)
     if purpose == "long-context":
@@ -233,6 +239,42 @@ def _with_drafts(model: Model, card: Card, purpose: str, wish: Wish, start: Star
         f"Qwen3.5-9B; pays above {needed:.2f}"
     )
     return drafted
+
+
+def _lost_context(model: Model, card: Card, wish: Wish, start: Start, plain: KvOptions, drafted: KvOptions,
+                  version: Switches) -> str:  # fmt: skip
+    """Why drafts are too dear for a chat on this card; "" where they are not."""
+    if wish.max_model_len is not None:
+        fits = [
+            both_starts(model, card, start, _whole_block(model, wish, o, version, {}), version)[0].low.fits
+            for o in (plain, drafted)
+        ]
+        return (
+            f"off: with drafts a context of {wish.max_model_len:,} tokens no longer fits"
+            if fits[0] > fits[1]
+            else ""
+        )
+    without, with_drafts = (
+        _longest_of(model, card, "chat", start, _whole_block(model, wish, o, version, {}), version)[0]
+        for o in (plain, drafted)
+    )
+    if with_drafts >= min(_LEAST_WITH_DRAFTS, without):
+        return ""
+    return f"off: drafts would leave {with_drafts:,} tokens of context, without them it is {without:,}"
+
+
+def _longest_of(model: Model, card: Card, purpose: str, start: Start, options: KvOptions,
+                version: Switches) -> tuple[int, float | None]:  # fmt: skip
+    """The longest of the purpose's context lengths that a first start holds often enough, and how often.
+
+    None for how often: the card is too small for any of them, and the length is the least.
+    """
+    limit = model.shape.max_positions
+    for length in (*(c for c in _CONTEXTS[purpose] if c <= limit), min(1024, limit)):
+        first, _ = both_starts(model, card, start, replace(options, max_model_len=length), version)
+        if first.low.fits and first.low.max_concurrency >= (4 if purpose == "throughput" else 1.5):
+            return length, first.low.max_concurrency
+    return length, None
 
 
 def _with_context(model: Model, card: Card, purpose: str, wish: Wish, start: Start, options: KvOptions,
@@ -257,14 +299,12 @@ def _with_context(model: Model, card: Card, purpose: str, wish: Wish, start: Sta
             else f"the longest that fits on the first start too; the model could do {limit:,}"
         )  # fmt: skip
         return replace(options, max_model_len=length)
-    for length in (*(c for c in _CONTEXTS[purpose] if c <= limit), min(1024, limit)):
-        trial = replace(options, max_model_len=length)
-        first, _ = both_starts(model, card, start, trial, version)
-        if first.low.fits and first.low.max_concurrency >= (4 if purpose == "throughput" else 1.5):
-            reasons["max_model_len"] = f"holds {first.low.max_concurrency:.1f} full requests on the first start"
-            return trial
-    reasons["max_model_len"] = "the smallest useful context; the card is too small for more"
-    return trial
+    length, times = _longest_of(model, card, purpose, start, options, version)
+    reasons["max_model_len"] = (
+        "the smallest useful context; the card is too small for more" if times is None
+        else f"holds {times:.1f} full requests on the first start"
+    )  # fmt: skip
+    return replace(options, max_model_len=length)
 
 
 def _with_sequences(model: Model, card: Card, purpose: str, wish: Wish, start: Start, options: KvOptions,

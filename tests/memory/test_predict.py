@@ -10,6 +10,7 @@ import pytest
 
 from doctor.errors import DoctorError
 from doctor.memory import calibration
+from doctor.memory.cards import named_cards
 from doctor.memory.fit import evaluate
 from doctor.memory.kv import size_pool
 from doctor.memory.layout import KvOptions
@@ -21,6 +22,7 @@ from doctor.memory.settings import Wish, choose
 from doctor.memory.start_check import GIB
 from doctor.memory.versions import switches
 from doctor.memory.weights import weights_from_shapes
+from tests.memory.recipes import recipes
 from tests.memory.support import shape
 
 H200 = Card("NVIDIA H200", 150_109_880_320, None, (9, 0), 4.8e12)
@@ -229,6 +231,21 @@ def test_long_context_gives_up_mtp_before_length() -> None:
     profile = choose(AWQ, REFERENCE, "long-context", Wish(), V26)
     assert profile.options.draft_tokens == 0
     assert "no longer fits" in profile.reasons["mtp"]
+
+
+def test_drafts_that_cost_the_context_of_a_chat_go_off() -> None:
+    """27B in 4 bits on a 24 GB card: drafts would leave a first start 1,024 tokens."""
+    model = recipes()["27b-int4"].model
+    card = named_cards("RTX 4090", 24.0 * 0.98, None)[0]
+    profile, plain = (choose(model, card, "chat", w, V26) for w in (Wish(), Wish(draft_tokens=0)))
+    assert profile.options == plain.options
+    assert (profile.options.max_model_len, profile.options.max_num_seqs) == (8192, 4)
+    assert profile.reasons["mtp"] == "off: drafts would leave 1,024 tokens of context, without them it is 8,192"
+    asked = choose(model, card, "chat", Wish(max_model_len=8192), V26)
+    assert asked.options.draft_tokens == 0
+    assert asked.reasons["mtp"] == "off: with drafts a context of 8,192 tokens no longer fits"
+    kept = choose(model, card, "chat", Wish(draft_tokens=2), V26)
+    assert kept.options.draft_tokens == 2, "what was asked for stays"
 
 
 def test_what_the_user_fixed_stays() -> None:
