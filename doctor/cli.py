@@ -41,14 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     streams.prepare()
     try:
-        parser = _parser(arguments)
-        args = parser.parse_args(arguments)
-        if not args.command:
-            parser.print_help()
-            return 0
-        code: int = args.run(args)
-        sys.stdout.flush()
-        return code
+        return _run(arguments)
     except DoctorError as error:
         print(f"vllm-doctor: {error}", file=sys.stderr)  # noqa: T201
         return error.exit_code
@@ -68,6 +61,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         traceback.print_exc()
         print(f"vllm-doctor: the doctor itself failed: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
         return 3
+
+
+def _run(arguments: Sequence[str]) -> int:
+    """What was printed has left when this ends, so that an error of the stream is met here and not by Python."""
+    parser = _parser(arguments)
+    try:
+        args = parser.parse_args(arguments)
+    except SystemExit:  # after --help, --version or misuse
+        sys.stdout.flush()
+        raise
+    code = 0
+    if args.command:
+        code = args.run(args)
+    else:
+        parser.print_help()
+    sys.stdout.flush()
+    return code
 
 
 class _Parser(argparse.ArgumentParser):

@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from doctor.errors import DoctorError
 from doctor.finding import EXIT_CODES
+from doctor.serve.interrupt import like_ctrl_c
 from doctor.smoke.options import (
     CPU_MAX_MODEL_LEN,
     DEFAULT_MAX_MODEL_LEN,
@@ -91,9 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Returns the exit code of the verdict."""
     options = _options(args)
-    # the terminal's hang-up and a service manager's SIGTERM end the server like Ctrl+C does
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+    like_ctrl_c()
 
     from doctor.host import LocalHost
     from doctor.report import json_report
@@ -159,10 +156,6 @@ def _default_model() -> str:
     if pinned is None:
         raise DoctorError("--model is missing; give the folder that holds config.json, or a hub name")
     return f"{pinned.id}@{pinned.revision}"
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _options(args: argparse.Namespace) -> SmokeOptions:

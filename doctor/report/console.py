@@ -23,10 +23,20 @@ class _Trimmed:
         return getattr(self._file, name)
 
 
+class _Console(Console):
+    """Leaves a pipe without a reader to the command line: rich itself ends the program with 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise  # the BrokenPipeError that rich is handling
+
+
 def console(file: IO[str] | None = None) -> Console:
-    """A console on stdout: coloured on a terminal, plain and 100 columns wide when piped."""
-    out = Console(file=file, highlight=False, soft_wrap=False)
+    """A console on stdout: coloured on a terminal, plain and 100 columns wide when piped.
+
+    Printing raises BrokenPipeError when the reader of the pipe has gone.
+    """
+    out = _Console(file=file, highlight=False, soft_wrap=False)
     if out.is_terminal:
         return out
     trimmed = cast("IO[str]", _Trimmed(file or sys.stdout))
-    return Console(file=trimmed, highlight=False, width=100, no_color=True)
+    return _Console(file=trimmed, highlight=False, width=100, no_color=True)
