@@ -51,6 +51,8 @@ def messages() -> list[tuple[str, str, list[tuple[str, Confidence]]]]:
         if signal.fact:
             continue
         for example in signal.examples:
+            if example.startswith("$ "):
+                continue  # a command with its answer: no message that anybody would look for
             events = tuple(e for e in scan([example.encode() + b"\n"], "message").events)
             judgement = judge(Snapshot(origin="evidence", events=events), registered())
             answers = [(f.id, f.confidence) for f in judgement.findings]

@@ -68,12 +68,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Returns 0 when the image was made, 2 when something stops it."""
     from doctor.image.build import BuildOptions
+    from doctor.image.pins import valid_name
     from doctor.serve.interrupt import like_ctrl_c
 
     for option in ("target", "base", "tag", "engine", "ca", "network"):
         value = getattr(args, option)
         if value is not None and (not value.strip() or value.startswith("-")):
             raise DoctorError(f"--{option} needs a value, not {value!r}")
+    if args.tag is not None and not valid_name(args.tag):
+        raise DoctorError(
+            f"--tag {args.tag!r} is no name for an image: lower-case letters and digits with . _ - / between "
+            "them, then :TAG, such as registry.example:5000/team/vllm:1"
+        )
     modes = [f"--{m.replace('_', '-')}" for m in ("print", "update_pins", "verify_pins") if getattr(args, m)]
     if len(modes) > 1:
         raise DoctorError(f"{modes[0]} and {modes[1]} cannot go together")

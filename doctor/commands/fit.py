@@ -271,15 +271,23 @@ def _cards(args: argparse.Namespace, pool_only: bool) -> Sequence[Card | None]:
     return cards[:1]
 
 
+def _number(text: str) -> float:
+    """nan for what is no number, which no range holds."""
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
+
+
 def _gib(text: str) -> float:
-    value = float(text.lower().removesuffix("gib").removesuffix("gb").removesuffix("g"))
+    value = _number(text.lower().removesuffix("gib").removesuffix("gb").removesuffix("g"))
     if not 0 < value < 100_000:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size in GiB")
     return value
 
 
 def _fraction(text: str) -> float:
-    value = float(text)
+    value = _number(text)
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not between 0 and 1")
     return value
@@ -287,21 +295,28 @@ def _fraction(text: str) -> float:
 
 def _length(text: str) -> int:
     lower = text.lower().replace(",", "").replace("_", "")
-    value = int(float(lower[:-1]) * 1024) if lower.endswith("k") else int(lower)
+    value = _number(lower[:-1]) * 1024 if lower.endswith("k") else _whole(lower)
     if not 1 <= value <= 1 << 30:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a context length")
-    return value
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a context length: a number of tokens such as 32768 or 32K"
+        )
+    return int(value)
+
+
+def _whole(text: str) -> int:
+    """-1 for what is no whole number, which no range holds."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
 
 
 def _positive(text: str) -> int:
-    value = int(text)
+    value = _whole(text)
     if not 1 <= value < 1 << 50:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
     return value
 
 
 def _count(text: str) -> int:
-    value = int(text)
+    value = _whole(text)
     if not 0 <= value <= 16:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of draft tokens (0 to 16)")
     return value

@@ -138,7 +138,7 @@ def scan(blocks: Iterable[bytes], name: str, on_block: Callable[[int], None] | N
     head: list[tuple[int, bytes]] = []
     tail: deque[tuple[int, bytes]] = deque()
     head_size = tail_size = 0
-    line = 1
+    line, ended = 1, True
     for block in blocks:
         _block(collector, block, line)
         collector.saturate()
@@ -151,9 +151,10 @@ def scan(blocks: Iterable[bytes], name: str, on_block: Callable[[int], None] | N
             while tail_size - len(tail[0][1]) > KEEP:
                 tail_size -= len(tail.popleft()[1])
         line += block.count(b"\n")
+        ended = block.endswith(b"\n") if block else ended
         if on_block:
             on_block(len(block))
-    result.lines = line
+    result.lines = line - 1 if ended else line
     if collector.dropped and tail:
         collector.revive()
         for start, block in tail:

@@ -16,6 +16,15 @@ from doctor.errors import DoctorError
 #: Hex digits of the lock hash in a tag: 48 bits, enough to tell one person's builds apart.
 LOCK_HASH_DIGITS = 12
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
+#: name[:tag] as the grammar of image references has it (distribution/reference, regexp.go).
+_MOST_NAME = 255
+_DOMAIN_PART = r"(?:[a-zA-Z0-9]|[a-zA-Z0-9][a-zA-Z0-9-]*[a-zA-Z0-9])"
+_PATH_PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+_IMAGE_NAME = re.compile(
+    rf"(?P<name>(?:(?:{_DOMAIN_PART}(?:\.{_DOMAIN_PART})*|\[[a-fA-F0-9:]+\])(?::[0-9]+)?/)?"
+    rf"{_PATH_PART}(?:/{_PATH_PART})*)(?::\w[\w.-]{{0,127}})?\Z",
+    re.ASCII,
+)
 _REVISION = re.compile(r"[0-9a-f]{40}\Z")
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*\Z")
 _VERSION = re.compile(r"[0-9][0-9A-Za-z.+-]*\Z")
@@ -130,6 +139,12 @@ def lock_hash(target: Target, root: Path) -> str:
         except OSError as error:
             raise DoctorError(f"cannot read the lock {path}: {error.strerror}") from None
     return digest.hexdigest()[:LOCK_HASH_DIGITS]
+
+
+def valid_name(text: str) -> bool:
+    """Whether an engine takes this as the name of a new image: a reference without a digest."""
+    matched = _IMAGE_NAME.match(text)
+    return matched is not None and len(matched["name"]) <= _MOST_NAME
 
 
 def tag(target: Target, root: Path) -> str:

@@ -129,7 +129,9 @@ def _candidates(pins: Pins, wish: Wish) -> list[Target]:
     locked = [t for t in pins.targets if t.python_lock is not None and t.apt_lock is not None]
     if wish.base is not None:
         if wish.distribution is None:
-            raise DoctorError(f"the distribution of {wish.base} is not known: name the target with --target")
+            raise DoctorError(
+                f"the distribution of {wish.base} is not known (--print asks no engine): --target NAME tells it"
+            )
         fitting = [t for t in locked if (t.distribution, t.release) == wish.distribution]
         if not fitting:
             have = ", ".join(f"{t.name} ({t.distribution} {t.release})" for t in locked)

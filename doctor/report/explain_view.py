@@ -188,7 +188,7 @@ def _read_line(text: ReadText) -> str:
         ", ".join(k.label + (f" ({k.detail})" if k.detail else "") for k in text.kinds) or "no kind of text I know"
     )
     packed = f", {' + '.join(text.layers)}" if text.layers else ""
-    return f"read {text.name}: {kinds}; {text.lines:,} lines{packed}"
+    return f"read {text.name}: {kinds}; {text.lines:,} line{'' if text.lines == 1 else 's'}{packed}"
 
 
 def print_page(cause_id: str, out: Console | None = None) -> None:

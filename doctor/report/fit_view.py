@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from doctor.catalogue.loader import table as data
 from doctor.memory.emit import serve_text
 from doctor.memory.fit import Fit
 from doctor.memory.predict import Prediction
@@ -91,13 +92,14 @@ def _rows(fit: Fit) -> Table:
         table.add_row("  prefix caching", "off")
     if fit.draft:
         table.add_row("  MTP", _draft(fit))
-    if fit.ceiling_short and fit.ceiling_full and fit.ceiling_short.tokens_per_s and fit.ceiling_full.tokens_per_s:
-        short, full = fit.ceiling_short, fit.ceiling_full
+    short, full = fit.ceiling_short, fit.ceiling_full
+    if short and full and short.tokens_per_s and full.tokens_per_s:
+        likely, where = short.likely_tokens_per_s or 0, data("decoding")["efficiency_card"]
         table.add_row(
             "  decoding",
-            f"at most {short.tokens_per_s:.1f} tokens/s ({short.step_bytes / 1e9:.2f} GB a step), about "
-            f"{short.likely_tokens_per_s or 0:.0f} seen in practice; {full.tokens_per_s:.1f} at "
-            f"{options.max_model_len:,} tokens of context",
+            f"at most {short.tokens_per_s:.1f} tokens/s ({short.step_bytes / 1e9:.2f} GB a step), "
+            f"{full.tokens_per_s:.1f} at {options.max_model_len:,} tokens of context; about {likely:.0f} at the "
+            f"{likely / short.tokens_per_s:.0%} of it that were measured on an {where}",
         )
     if fit.version.extrapolated:
         table.add_row("  note", f"the source of vLLM {fit.version.version} was not read: nearest rules are used")

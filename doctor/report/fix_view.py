@@ -74,7 +74,9 @@ def _headline(plan: Plan, steps: Sequence[Action], done: set[str]) -> str:
     if not plan.actions:
         return "Nothing to repair."
     if not left:
-        return f"Nothing left to do here{hand}."
+        done_all = "The doctor's own steps are done" if steps else "The doctor can do nothing here itself"
+        what = "1 step is" if by_hand == 1 else f"{by_hand} steps are"
+        return f"{done_all}; {what} to be done by hand." if by_hand else "Nothing is left to do here."
     return f"{len(left)} step{'s' if len(left) != 1 else ''} to carry out{hand}. Nothing has been changed yet."
 
 

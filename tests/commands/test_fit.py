@@ -87,6 +87,13 @@ def test_a_person_sees_the_verdict_first(capsys: pytest.CaptureFixture[str]) -> 
     assert max(map(len, ran.out.splitlines())) <= 110
 
 
+def test_speed_is_seen_only_where_it_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    ran = fit(capsys, AWQ, "--gpu", "3090", "--max-model-len", "8K", "--mtp", "2")
+    words = " ".join(ran.out.split())
+    assert "seen in practice" not in words
+    assert "at the 76% of it that were measured on an RTX 2080 Ti" in words
+
+
 def test_too_large_is_exit_2_and_says_by_how_much(capsys: pytest.CaptureFixture[str]) -> None:
     ran = fit(capsys, str(config_path("qwen3.5-27b")), "--gpu", "3090")
     assert ran.code == 2
@@ -265,7 +272,12 @@ def test_emit_says_on_stderr_what_will_be_refused(capsys: pytest.CaptureFixture[
         (["/no/such/model", "--gpu", "3090"], "no such folder or file"),
         ([AWQ, "--gpu", "Voodoo 2"], "is not in the table of cards"),
         ([AWQ, "--gpu", "3090", "--util", "1.5"], "between 0 and 1"),
-        ([AWQ, "--gpu", "3090", "--util", "high"], "invalid"),
+        ([AWQ, "--gpu", "3090", "--util", "high"], "'high' is not between 0 and 1"),
+        ([AWQ, "--gpu", "3090", "--max-model-len", "abc"], "'abc' is not a context length: a number of tokens"),
+        ([AWQ, "--gpu", "3090", "--max-model-len", "xk"], "'xk' is not a context length"),
+        ([AWQ, "--gpu", "3090", "--max-num-seqs", "1.5"], "'1.5' is not a positive whole number"),
+        ([AWQ, "--gpu", "3090", "--mtp", "two"], "'two' is not a number of draft tokens (0 to 16)"),
+        ([AWQ, "--vram", "large"], "'large' is not a size in GiB"),
         ([AWQ, "--gpu", "3090", "--max-model-len", "-5"], "context length"),
         ([AWQ, "--gpu", "3090", "--mtp", "99"], "draft tokens"),
         ([AWQ, "--gpu", "3090", "--kv-cache-dtype", "fp7"], "invalid choice"),

@@ -183,3 +183,23 @@ def test_harmless_warnings_are_named_harmless_with_v(capsys: pytest.CaptureFixtu
     assert "wsl2-pin-memory-off" not in capsys.readouterr().out
     main(["explain", "-v", path])
     assert "harmless" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("a\nb\n", "2 lines"), ("a\nb", "2 lines"), ("a", "1 line"), ("", "0 lines"), ("\n", "1 line")],
+)
+def test_lines_are_counted_as_wc_does_and_an_open_one_too(
+    text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "x.log"
+    file.write_text(text)
+    main(["explain", str(file)])
+    assert f"; {said}\n" in capsys.readouterr().out
+
+
+def test_a_page_lists_messages_and_no_transcripts(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["explain", "gxx12-missing"])
+    page = capsys.readouterr().out
+    assert "Messages of this cause:" in page
+    assert "$ gcc-12 -print-prog-name" not in page

@@ -216,6 +216,20 @@ def test_the_two_choices_exclude_each_other() -> None:
     assert done.stderr == "vllm-doctor: --container and --only exclude each other\n"
 
 
+def test_what_is_left_to_the_person_is_said_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    case = CASES["offered-where-the-packages-are-left-to-the-person"]
+    plan = made(tmp_path, case)
+    hand = tuple(a for a in plan.actions if a.manual)
+    machine = Machine(Privilege(False, "/usr/bin/sudo"), staging=Path("/state"), env=ENV)
+    for actions, said in (
+        (hand[:1], "The doctor can do nothing here itself; 1 step is to be done by hand."),
+        (hand[:1] * 2, "The doctor can do nothing here itself; 2 steps are to be done by hand."),
+        ((), "Nothing to repair."),
+    ):
+        print_plan(replace(plan, actions=actions), judge(snapshot(case)), machine)
+        assert capsys.readouterr().out.splitlines()[0] == said
+
+
 def test_a_person_reads_why_and_every_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     case = CASES["offered-where-the-packages-are-left-to-the-person"]
     machine = Machine(Privilege(False, "/usr/bin/sudo"), staging=Path("/state"), env=ENV)

@@ -208,7 +208,10 @@ def test_the_base_decides_by_its_distribution() -> None:
     [
         (Wish(base="mine:1", distribution=("debian", "11")), "mine:1 is debian 11, for which there is no lock"),
         (Wish(base="mine:1", distribution=("debian", "")), "mine:1 is debian, for which there is no lock"),
-        (Wish(base="mine:1"), "the distribution of mine:1 is not known: name the target with --target"),
+        (
+            Wish(base="mine:1"),
+            "the distribution of mine:1 is not known (--print asks no engine): --target NAME tells it",
+        ),
         (Wish(target="bookworm"), "target bookworm has no base of a registry"),
         (Wish(target="nonsense"), "no target is called 'nonsense'; there are ubuntu24.04, bookworm"),
     ],

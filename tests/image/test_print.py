@@ -67,7 +67,8 @@ def test_the_printed_command_is_the_one_that_would_run(call: Call) -> None:
 def test_print_of_an_own_base_needs_its_target(call: Call) -> None:
     code, out, err = call("--print", "--base", "mine:1")
     assert (code, out) == (3, "")
-    assert err == "vllm-doctor: the distribution of mine:1 is not known: name the target with --target\n"
+    wanted = "the distribution of mine:1 is not known (--print asks no engine): --target NAME tells it"
+    assert err == f"vllm-doctor: {wanted}\n"
     code, out, _ = call("--print", "--base", "mine:1", "--target", "bookworm")
     assert code == 0
     assert "BASE=mine:1" in out
@@ -85,11 +86,25 @@ def test_print_says_what_would_be_refused(call: Call) -> None:
 
 
 @pytest.mark.parametrize(
+    "name", ["a", "a__b:V1", "localhost:5000/x:1", "REG.io/a/b--c", "[::1]:5000/a", "a" * 255]
+)
+def test_a_name_that_engines_take(call: Call, name: str) -> None:
+    code, out, _ = call("--print", "--tag", name)
+    assert code == 0
+    assert f"--tag {name} " in out.replace("'", "")
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--target", "nonsense"), "no target is called 'nonsense'"),
         (("--base", ""), "--base needs a value"),
         (("--print", "--verify-pins"), "--print and --verify-pins cannot go together"),
+        (("--tag", "A B", "--print"), "--tag 'A B' is no name for an image"),
+        (("--tag", "A:1", "--print"), "--tag 'A:1' is no name for an image"),
+        (("--tag", "a" * 256), "is no name for an image"),
+        (("--tag", "mine:a:b"), "--tag 'mine:a:b' is no name for an image"),
+        (("--tag", "mine@sha256:" + "0" * 64), "is no name for an image"),
         (("--engine", "nerdctl"), "docker, podman or the path of one of them"),
         (("--ca", "/nonexistent", "--print"), "not a readable file with certificates"),
         (("--wheels", "/nonexistent", "--print"), "--wheels /nonexistent: No such file"),
