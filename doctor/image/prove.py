@@ -112,16 +112,16 @@ def _packages(proof: Proof, lock: dict[str, str]) -> None:
 
 
 def _dependencies(proof: Proof) -> None:
-    done = _run([sys.executable, "-m", "pip", "--disable-pip-version-check", "check"])
+    done = run([sys.executable, "-m", "pip", "--disable-pip-version-check", "check"])
     proof.facts["pip_check"] = done.stdout.strip().splitlines()[-1:]
     if done.returncode:
         proof.problems += [f"pip check: {line}" for line in done.stdout.strip().splitlines()]
 
 
 def _imports(proof: Proof, image: dict[str, str]) -> None:
-    done = _run([sys.executable, "-c", _IMPORT])
+    done = run([sys.executable, "-c", _IMPORT])
     if done.returncode:
-        proof.problems.append(f"torch and vllm cannot be imported: {_last(done.stderr)}")
+        proof.problems.append(f"torch and vllm cannot be imported: {last(done.stderr)}")
         return
     seen = json.loads(done.stdout.strip().splitlines()[-1])
     proof.facts |= seen
@@ -141,24 +141,24 @@ def _compilers(proof: Proof) -> None:
         source, module = f"{folder}/proof.cpp", f"{folder}/proof.so"
         Path(source).write_text(_EXTENSION, encoding="utf-8")
         include = sysconfig.get_path("include")
-        done = _run([cxx, "-shared", "-fPIC", "-O2", f"-I{include}", source, "-o", module])
+        done = run([cxx, "-shared", "-fPIC", "-O2", f"-I{include}", source, "-o", module])
         if done.returncode:
-            proof.problems.append(f"{cxx} cannot compile a Python extension: {_last(done.stderr)}")
-        elif _run([sys.executable, "-c", "import proof"], cwd=folder).returncode:
+            proof.problems.append(f"{cxx} cannot compile a Python extension: {last(done.stderr)}")
+        elif run([sys.executable, "-c", "import proof"], cwd=folder).returncode:
             proof.problems.append(f"the extension that {cxx} compiled cannot be loaded")
         else:
-            proof.facts["extension_compiled_by"] = _first(_run([cxx, "--version"]).stdout)
+            proof.facts["extension_compiled_by"] = first(run([cxx, "--version"]).stdout)
         nvcc = shutil.which("nvcc")
         proof.facts["nvcc"] = nvcc
         if nvcc is None:
             return
         Path(f"{folder}/proof.cu").write_text(_KERNEL, encoding="utf-8")
         argv = [nvcc, "-ccbin", cxx, "-arch=sm_75", "-c", f"{folder}/proof.cu", "-o", f"{folder}/proof.o"]
-        done = _run(argv)
+        done = run(argv)
         if done.returncode:
-            proof.problems.append(f"nvcc cannot compile a kernel with {cxx}: {_last(done.stderr)}")
+            proof.problems.append(f"nvcc cannot compile a kernel with {cxx}: {last(done.stderr)}")
         else:
-            proof.facts["nvcc"] = f"{nvcc}: {_last(_run([nvcc, '--version']).stdout)}"
+            proof.facts["nvcc"] = f"{nvcc}: {last(run([nvcc, '--version']).stdout)}"
 
 
 def _check(proof: Proof, lock: dict[str, str]) -> None:
@@ -166,7 +166,7 @@ def _check(proof: Proof, lock: dict[str, str]) -> None:
     argv += ["--python", sys.prefix]
     if "vllm" not in lock:  # an image of the doctor alone
         argv += ["--skip", "vllm-not-installed"]
-    done = _run(argv)
+    done = run(argv)
     answer = json.loads(done.stdout)
     proof.facts["check"] = {
         "verdict": answer["verdict"],
@@ -178,16 +178,19 @@ def _check(proof: Proof, lock: dict[str, str]) -> None:
         proof.problems += [f"check: {f['title']} [{f['id']}]" for f in blockers]
 
 
-def _run(argv: list[str], cwd: str | None = None) -> subprocess.CompletedProcess[str]:
+def run(argv: list[str], cwd: str | None = None) -> subprocess.CompletedProcess[str]:
+    """A step's program to its end; raises OSError or subprocess.TimeoutExpired."""
     env = {**os.environ, "LC_ALL": "C"}
     return subprocess.run(argv, capture_output=True, text=True, timeout=_DEADLINE_S, cwd=cwd, env=env, check=False)
 
 
-def _last(text: str) -> str:
+def last(text: str) -> str:
+    """The last line that says something."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no output")
 
 
-def _first(text: str) -> str:
+def first(text: str) -> str:
+    """The first line that says something."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
