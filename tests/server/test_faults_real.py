@@ -1,7 +1,8 @@
 """A real server that is killed, stalls, runs out of memory or loses its port, and Ctrl+C at every phase.
 
 Always a verdict or the exit code of an interruption, and nothing left: no process, temporary folder, or shared
-memory.
+memory. Most are run by name: CI has one server that dies under a request, and signals before it
+starts.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def summary(answer: dict[str, Any]) -> str:
 # ---- killed
 
 
-@pytest.mark.parametrize("who", ["APIServer", pytest.param("EngineCore", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("who", ["APIServer", "EngineCore"])
 def test_killed_while_loading(start: Start, who: str) -> None:
     doctor = start()
     doctor.pid_of("EngineCore")
@@ -105,6 +107,7 @@ def test_stalled_in_a_request(start: Start) -> None:
 # ---- out of memory
 
 
+@pytest.mark.long
 def test_out_of_memory(start: Start) -> None:
     # a worker has 0.9 GB of its own and allocates 1 GiB of KV cache
     limit = 1_500_000_000
@@ -137,6 +140,7 @@ def test_ended_by_the_out_of_memory_killer(start: Start) -> None:
 # ---- port
 
 
+@pytest.mark.long
 def test_port_stolen_between_choice_and_bind(start: Start) -> None:
     doctor = start()
     with listen(doctor.port()):

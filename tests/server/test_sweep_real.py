@@ -14,7 +14,7 @@ import pytest
 
 from tests.server.test_smoke_real import ROOT, vllm_processes
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.server, pytest.mark.long, pytest.mark.timeout(1500)]
 
 #: Two points are enough: with drafts and without, at a context that holds two blocks of 544 tokens.
 PLAN = ("--context", "2K", "--axes", "context,mtp", "--mtp", "0,2", "--timeout", "600")
