@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from doctor.errors import DoctorError
+from doctor.finding import Verdict
 from doctor.report.files import write
 
 _LIMIT = 64 << 20
@@ -95,7 +96,9 @@ def _read(path: str) -> list[Mapping[str, Any]]:
     except ValueError:
         found = None
     if isinstance(found, dict) and "verdict" in found and "findings" in found:
-        return [found]
+        if _answer(found):
+            return [found]
+        raise DoctorError(f"{path} looks like an answer of --json, but its verdict or findings have another form")
     if rows := parse(data).by_key():
         return swept(rows.values())
     from doctor.snapshot import SnapshotError, loads
@@ -106,6 +109,16 @@ def _read(path: str) -> list[Mapping[str, Any]]:
         raise DoctorError(
             f"{path} is neither an answer saved with --json nor a sweep.jsonl nor a snapshot of check --save"
         ) from None
+
+
+def _answer(found: Mapping[str, Any]) -> bool:
+    """Whether the parts that every answer has are of the form that --json gives them."""
+    findings = found["findings"]
+    return (
+        found["verdict"] in [v.value for v in Verdict]
+        and isinstance(findings, list)
+        and all(isinstance(f, dict) and isinstance(f.get("id"), str) for f in findings)
+    )
 
 
 def swept(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

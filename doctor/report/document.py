@@ -13,6 +13,7 @@ from typing import Any
 
 from doctor import __version__
 from doctor.report import sweep_view
+from doctor.report.fit_parts import fit_tables, fits
 from doctor.report.issue import Issue, describe
 from doctor.report.machine import machine_rows
 from doctor.report.parts import Bars, Table, dicts
@@ -26,9 +27,13 @@ _VERDICTS = ("blocked", "degraded", "unknown", "ready")
 
 @dataclass
 class Document:
-    """Everything a report shows, in its order. ``logs``: (name, text); ``commands``: shell lines."""
+    """Everything a report shows, in its order.
+
+    ``headline``: the verdict in words; ``logs``: (name, text); ``commands``: shell lines.
+    """
 
     verdict: str
+    headline: str
     commands_run: tuple[str, ...]
     machine: tuple[tuple[str, str], ...] = ()
     findings: list[Mapping[str, Any]] = field(default_factory=list)
@@ -48,7 +53,13 @@ def build(answers: Sequence[Mapping[str, Any]], logs: Sequence[tuple[str, str]] 
     """One document from one or several answers."""
     verdicts = [str(a.get("verdict")) for a in answers]
     worst = next((v for v in _VERDICTS if v in verdicts), "unknown")
-    out = Document(worst, tuple(str(a.get("command") or "check") for a in answers), logs=list(logs), made=made)
+    out = Document(
+        worst,
+        _headline(answers, worst),
+        tuple(str(a.get("command") or "check") for a in answers),
+        logs=list(logs),
+        made=made,
+    )
     seen: set[str] = set()
     for answer in answers:
         for item in dicts(answer.get("findings")):
@@ -61,11 +72,20 @@ def build(answers: Sequence[Mapping[str, Any]], logs: Sequence[tuple[str, str]] 
         tables, bars = smoke_parts(answer)
         out.tables += tables
         out.bars += bars
+        out.tables += fit_tables(answer)
         _sweep(answer, out)
         out.reproduce += reproduce(answer)
     out.tables += predicted(answers)
     out.issue = describe(answers, worst, out.findings)
     return out
+
+
+def _headline(answers: Sequence[Mapping[str, Any]], verdict: str) -> str:
+    """The verdict; of predictions alone what they say, since nothing was started that could be blocked."""
+    known = {f.get("fits") for a in answers for f in fits(a)}
+    if not known or not all(fits(a) for a in answers):
+        return verdict
+    return "fits" if True in known else "close" if None in known else "does not fit"
 
 
 def _machine(answer: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

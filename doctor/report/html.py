@@ -49,17 +49,18 @@ _LABEL = 24
 def render(document: Document) -> str:
     """The whole page."""
     run = ", ".join(document.commands_run)
-    verdict = escape(document.verdict)
+    verdict, headline = escape(document.verdict), escape(document.headline)
     parts = [
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width,initial-scale=1">',
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
-        f"<title>vllm-doctor: {verdict}</title><style>{_STYLE}{plot.STYLE}</style></head><body><main>",
-        f'<h1>vllm-doctor: <span class="verdict {verdict}">{verdict}</span></h1>',
+        f"<title>vllm-doctor: {headline}</title><style>{_STYLE}{plot.STYLE}</style></head><body><main>",
+        f'<h1>vllm-doctor: <span class="verdict {verdict}">{headline}</span></h1>',
         f'<p class="soft">vllm-doctor {escape(document.version)}; {escape(run)}; {escape(document.made)}. '
         f"{document.passed} passed, {len(document.skipped)} not judged. Secrets and names are redacted.</p>",
     ]
-    summary = " ".join(document.issue.summary[1:])  # the first sentence is the headline
+    spoken = document.headline == document.verdict  # then the first sentence says it again
+    summary = " ".join(document.issue.summary[1 if spoken else 0 :])
     parts.append(f"<p>{escape(summary)}</p>" if summary else "")
     if document.machine:
         parts.append(_table(Table("Machine", ("", ""), document.machine)))

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from doctor.report.fit_parts import fits, pair, part, verdict_words
 from doctor.report.parts import dicts
 
 #: What the tracker's form offers, by what a finding says. Anything else that stops is a runtime failure.
@@ -45,6 +46,8 @@ def describe(answers: Sequence[Mapping[str, Any]], verdict: str, findings: Seque
     telling = [f for f in findings if f.get("severity") != "note"]
     smokes = [a["smoke"] for a in answers if isinstance(a.get("smoke"), dict)]
     sweeps = [a["sweep"] for a in answers if isinstance(a.get("sweep"), dict)]
+    if answers and all(fits(a) for a in answers):
+        return _predicted([f for a in answers for f in fits(a)])
     return Issue(
         kind=_kind(verdict, telling),
         summary=tuple(_summary(verdict, telling, smokes, sweeps)[:_SENTENCES]),
@@ -52,6 +55,32 @@ def describe(answers: Sequence[Mapping[str, Any]], verdict: str, findings: Seque
         actual=tuple(_actual(verdict, telling, smokes, sweeps)),
         commands=tuple(dict.fromkeys(_commands(smokes, sweeps))),
         profile=tuple(_profile(smokes, sweeps)),
+    )
+
+
+def _predicted(known: Sequence[Mapping[str, Any]]) -> Issue:
+    """Predictions of ``fit`` alone: nothing was started, so nothing failed."""
+    said = [f"{pair(f)}: {verdict_words(f)}" for f in known]
+    shown = [f"Prediction of vllm-doctor fit, nothing was started. {said[0]}.", *(f"{s}." for s in said[1:])]
+    more = len(said) - _SENTENCES
+    profile: list[tuple[str, str]] = []
+    for one in known:
+        model, vllm = part(one, "model"), part(one, "vllm")
+        for name, value in (
+            ("model", model.get("given") or model.get("name")),
+            ("card", part(one, "gpu").get("name")),
+            ("vLLM", vllm.get("version")),
+        ):
+            if value:
+                profile.append((name, str(value)))
+    commands = [shell(argv) for f in known if isinstance(argv := part(f, "settings").get("argv"), list)]
+    return Issue(
+        kind="best-practice report",
+        summary=(*shown[:_SENTENCES], *([f"{more} more are listed below."] if more > 0 else [])),
+        expected=("vLLM behaves as predicted below when it is started.",),
+        actual=tuple(f"Predicted, not measured: {s}" for s in said),
+        commands=tuple(dict.fromkeys(commands)),
+        profile=tuple(dict.fromkeys(profile)),
     )
 
 

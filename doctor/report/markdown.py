@@ -35,7 +35,7 @@ def render(document: Document) -> str:
         out += _bars(bars)
     for plot in document.plots:
         out += _plot(plot)
-    out += ["### Exact Command, Profile and Model", ""]
+    out += ["### Exact Command / Profile / Model", ""]
     out += [*_fenced("\n".join(issue.commands), "sh"), ""] if issue.commands else ["No server was started.", ""]
     out += _rows(("", ""), issue.profile)
     out += ["### Environment and topology", ""]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from doctor.report.fit_parts import fits, part
 from doctor.report.issue import shell
 from doctor.report.parts import dicts
 from doctor.sweep.plan import AXES
@@ -23,6 +24,8 @@ def reproduce(answer: Mapping[str, Any]) -> list[str]:
     if isinstance(sweep, dict):
         rows = [r for r in dicts(sweep.get("rows")) if r.get("argv") and isinstance(r.get("settings"), dict)]
         return [_sweep_command(rows, sweep.get("setup") or {})] if rows else []
+    if known := fits(answer):
+        return [line for line in map(_fit_command, known) if line]
     smoke = answer.get("smoke")
     if not isinstance(smoke, dict):
         warm = answer.get("warmup")
@@ -36,6 +39,27 @@ def reproduce(answer: Mapping[str, Any]) -> list[str]:
         return []
     asked = ["vllm-doctor", "smoke", "--url", f"http://127.0.0.1:{server.get('port') or 8000}", "--json"]
     return [shell(server["argv"], server.get("env")), shell(asked)]
+
+
+def _fit_command(fit: Mapping[str, Any]) -> str:
+    """The prediction of the same options on the same card; "" for a model that could not be read."""
+    given, options, card = part(fit, "model").get("given"), part(fit, "options"), part(fit, "gpu")
+    if not given or not options:
+        return ""
+    out = ["vllm-doctor", "fit", str(given)]
+    if isinstance(card.get("total_bytes"), int):
+        out += ["--gpu", str(card.get("name")), "--vram", f"{card['total_bytes'] / 2**30:.4f}"]
+        if isinstance(card.get("free_bytes"), int):
+            out += ["--free", f"{card['free_bytes'] / 2**30:.4f}"]
+        out += ["--util", str(fit.get("utilization"))]
+    elif (pool := part(fit, "kv").get("available_bytes")) is not None:
+        out += ["--available-kv-bytes", str(pool)]
+    for name in ("max_model_len", "mtp", "max_num_seqs", "max_num_batched_tokens", "kv_cache_dtype", "tp"):
+        if options.get(name) is not None:
+            out += [f"--{name.replace('_', '-')}", str(options[name])]
+    out.append("--prefix-caching" if options.get("prefix_caching") else "--no-prefix-caching")
+    version = part(fit, "vllm").get("version")
+    return shell([*out, *(["--vllm", str(version)] if version else []), "--json"])
 
 
 def _sweep_command(rows: Sequence[Mapping[str, Any]], setup: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -163,7 +164,7 @@ def test_the_markdown_is_ready_to_paste(written: tuple[Path, str, str]) -> None:
     assert text.startswith("### Issue Type\n\nruntime failure\n")
     headings = re.findall(r"^### (.*)$", text, re.M)
     assert headings == ["Issue Type", "Summary", "Reproduction Steps", "Expected", "Actual",
-                        "Exact Command, Profile and Model", "Environment and topology", "Logs"]  # fmt: skip
+                        "Exact Command / Profile / Model", "Environment and topology", "Logs"]  # fmt: skip
     assert "vllm-doctor says blocked." in text
     assert "vllm serve" in text.split("### Exact Command")[1]
     assert "| first token" not in text
@@ -219,7 +220,66 @@ def test_predicted_beside_measured() -> None:
     assert "vllm-doctor says degraded." in text
     assert "| KV pool (tokens), first start | 143,652 | 143,652 |" in text
     assert "| KV pool (GiB), first start | 9 to 11 | 9.18 |" in text
-    assert "weights" not in text  # vLLM's figure is not known
+    assert "weights" not in text.split("#### Predicted and measured")[1]  # vLLM's figure is not known
+
+
+FITS = Path(__file__).parents[1] / "memory/configs"
+
+
+@pytest.mark.parametrize(
+    ("model", "heading", "row"),
+    [
+        ("qwen3.5-9b-awq", "fits", "| answer | fits |"),
+        ("qwen3.5-27b", "does not fit", "| answer | does not fit: the weights alone exceed"),
+    ],
+)
+def test_a_prediction_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str, heading: str, row: str
+) -> None:
+    asked = ["fit", str(FITS / model), "--gpu", "2080 ti", "--vram", "22", "--max-model-len", "8K", "--json"]
+    main(asked)
+    answer = json.loads(capsys.readouterr().out)
+    saved = tmp_path / "fit.json"
+    saved.write_text(json.dumps(answer))
+    assert main(["report", str(saved), "--markdown", "-"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("### Issue Type\n\nbest-practice report\n")
+    assert "Prediction of vllm-doctor fit, nothing was started." in text
+    assert row in text
+    assert "can be started on this machine" not in text
+    for figure in (
+        answer["fit"]["settings"]["gpu_memory_utilization"],
+        answer["fit"]["start_check"]["max_utilization"],
+    ):
+        assert f"| {figure} |" in text
+    assert f"| {answer['fit']['decode_ceiling_tokens_per_s']:.4g} |" in text
+    if answer["fit"]["fits"]:
+        assert (
+            f"| KV pool (tokens), later starts | {answer['fit']['later_starts']['kv']['capacity_tokens']:,} |"
+            in text
+        )
+    assert "vllm serve" in text.split("### Exact Command / Profile / Model")[1]
+    again = shlex.split(text.split("```sh\n")[1].splitlines()[0])
+    assert main(again[1:]) in (0, 2)
+    repeated = json.loads(capsys.readouterr().out)["fit"]
+    assert (repeated["fits"], repeated["kv"], repeated["utilization"]) == tuple(
+        answer["fit"][k] for k in ("fits", "kv", "utilization")
+    )
+    assert main(["report", str(saved), "--html", "-"]) == 0
+    assert f"vllm-doctor: {heading}</title>" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", ['{"verdict": 1, "findings": 3}', '{"verdict": "ready", "findings": [1]}',
+                                     '{"verdict": "fine", "findings": []}'])  # fmt: skip
+def test_what_only_looks_like_an_answer_is_refused(
+    tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = tmp_path / "x.json"
+    saved.write_text(content)
+    assert main(["report", str(saved), "--markdown", "-"]) == 3
+    assert capsys.readouterr().err == (
+        f"vllm-doctor: {saved} looks like an answer of --json, but its verdict or findings have another form\n"
+    )
 
 
 @pytest.mark.parametrize(
