@@ -119,6 +119,52 @@ def test_skip_is_recorded_as_waived_and_list_lists(healthy: str) -> None:
     assert len(only["findings"]) + len(only["passed"]) + len(only["skipped"]) == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            "--only vllm-not-installed",
+            "could not be judged: vllm-not-installed (no python facts)",
+        ),
+        (
+            "--only driver-too-old-for-cuda-build --only vllm-not-installed",
+            "could not be judged: driver-too-old-for-cuda-build (no python facts); "
+            "vllm-not-installed (no python facts)",
+        ),
+        (
+            "--only nvidia-driver-missing --only vllm-not-installed",
+            "could not be judged: vllm-not-installed (no python facts)",
+        ),
+        (
+            "--only nvidia-driver-missing --skip nvidia-driver-missing",
+            "nothing was judged: --skip waives nvidia-driver-missing",
+        ),
+        (
+            "--only kv-cache-too-small-for-context",
+            "could not be judged: kv-cache-too-small-for-context (it judges a log or another text, "
+            "and there is none)",
+        ),
+    ],
+)
+def test_a_chosen_check_that_cannot_judge_is_unknown(options: str, says: str, healthy: str) -> None:
+    result = run("check", "--from", healthy, *options.split())
+    assert " ".join(result.stdout.split()).startswith(f"? UNKNOWN {says}")
+    assert result.returncode == 1
+    answer = json.loads(run("check", "--from", healthy, "--json", *options.split()).stdout)
+    assert answer["verdict"] == "unknown"
+    named = {o for o in options.split() if not o.startswith("--")}
+    assert {s["id"] for s in answer["skipped"]} | set(answer["waived"]) | set(answer["passed"]) == named
+
+
+def test_a_chosen_check_that_passed_is_ready(healthy: str) -> None:
+    chosen = run("check", "--from", healthy, "--only", "nvidia-driver-missing")
+    assert "1 chosen check found nothing that stops vLLM" in chosen.stdout
+    assert chosen.returncode == 0
+    waived = run("check", "--from", healthy, *"--only nvidia-driver-missing --only port-in-use".split(),
+                 "--skip", "port-in-use")  # fmt: skip
+    assert waived.returncode == 0
+
+
 def test_strict_makes_anything_but_ready_exit_2(tmp_path: Path) -> None:
     empty = tmp_path / "unknown.json"
     empty.write_text(dumps(Snapshot(system=SystemFacts(os_id="debian"))))

@@ -139,7 +139,7 @@ def judge(
     """Runs the checks on a snapshot and folds symptoms under their causes.
 
     ``only`` and ``skip`` are ids; skipped ones are recorded as waived. A check that raises is
-    recorded as skipped with the error, never as passed.
+    recorded as skipped with the error, never as passed. What ``only`` names must be judged: it is essential.
     """
     wanted, unwanted = set(only), set(skip)
     results: dict[str, list[Result]] = {}
@@ -157,10 +157,15 @@ def judge(
     merged = {cause_id: _merge(several) for cause_id, several in results.items()}
     findings = [r for r in merged.values() if isinstance(r, Finding)]
     skipped = [r for r in merged.values() if isinstance(r, Skipped)]
+    if wanted:
+        skipped = [replace(s, essential=True) for s in skipped]
+        unread = sorted(wanted - merged.keys() - unwanted)
+        skipped += [Skipped(i, "it judges a log or another text, and there is none", True) for i in unread]
     passed = [cause_id for cause_id, r in merged.items() if r is None]
     shown = fold(order(findings))
+    judged = bool(shown or passed)
     return Judgement(
-        _verdict(snapshot, shown, skipped),
+        _verdict(snapshot, shown, skipped, judged),
         shown,
         tuple(passed),
         tuple(skipped),
@@ -169,11 +174,11 @@ def judge(
     )
 
 
-def _verdict(snapshot: Snapshot, shown: tuple[Finding, ...], skipped: list[Skipped]) -> Verdict:
-    """A text without findings says "ready" only when it shows a server that served."""
+def _verdict(snapshot: Snapshot, shown: tuple[Finding, ...], skipped: list[Skipped], judged: bool) -> Verdict:
+    """Nothing judged is unknown, and a text without findings is ready only when it shows a server that served."""
     answer = verdict(shown, skipped)
     started = snapshot.serving.started if snapshot.serving else None
-    if answer is Verdict.READY and snapshot.origin == "evidence" and not started:
+    if answer is Verdict.READY and (not judged or (snapshot.origin == "evidence" and not started)):
         return Verdict.UNKNOWN
     return answer
 

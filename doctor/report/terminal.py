@@ -75,7 +75,13 @@ def headline(judgement: Judgement, ascii_only: bool = False) -> Text:
     elif judgement.verdict is Verdict.UNKNOWN:
         unjudged = [s for s in judgement.skipped if s.essential]
         named = "; ".join(f"{s.id} ({s.why})" for s in unjudged[:2])
-        text.append(f"could not be judged: {named}" if named else "nothing here could be judged")
+        more = f" and {len(unjudged) - 2} more" if len(unjudged) > 2 else ""
+        if named:
+            text.append(f"could not be judged: {named}{more}")
+        elif judgement.waived and not (judgement.passed or judgement.skipped):
+            text.append(f"nothing was judged: --skip waives {', '.join(judgement.waived)}")
+        else:
+            text.append("nothing here could be judged")
     else:
         text.append(_ready(judgement))
     return text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,10 @@ NOT_A_NUMBER = -99999.0
 
 class ServerError(Exception):
     """The server could not be asked, or answered something unusable; one line."""
+
+
+class NoServerError(ServerError):
+    """Not one byte came: the name does not resolve, the connection is refused, cut or without an answer."""
 
 
 @dataclass(frozen=True)
@@ -220,15 +225,22 @@ class Client:
 
     def _call(self, method: str, path: str, body: Any, timeout_s: float) -> tuple[int, bytes]:
         connection = self._connect(timeout_s)
+        silent = True
         try:
             payload = None if body is None else json.dumps(body).encode()
             headers = {"Content-Type": "application/json"} if payload else {}
             # redirects are not followed: nothing is sent anywhere else
             connection.request(method, self._root + path, payload, {**headers, **self._headers})
             response = connection.getresponse()
+            silent = False
             return response.status, response.read(_BODY_LIMIT)
-        except (OSError, http.client.HTTPException) as error:
-            raise ServerError(f"{path}: {_reason(error, timeout_s)}") from None
+        except (OSError, UnicodeError, http.client.HTTPException) as error:  # a label of 64 letters is no name
+            # what breaks TLS or HTTP has said something
+            silent = (
+                not heard and isinstance(error, (OSError, UnicodeError)) and not isinstance(error, ssl.SSLError)
+            )
+            kind = NoServerError if silent else ServerError
+            raise kind(f"{path}: {_reason(error, timeout_s)}") from None
         finally:
             connection.close()
 

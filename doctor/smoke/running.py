@@ -8,7 +8,7 @@ from doctor.checks.registry import found
 from doctor.facts import ServingFacts
 from doctor.finding import Confidence, Evidence, Finding
 from doctor.serve import metrics as names
-from doctor.serve.client import Client, ServerError
+from doctor.serve.client import Client, NoServerError, ServerError
 from doctor.serve.metrics import Metrics
 from doctor.smoke.options import CPU_MAX_MODEL_LEN
 from doctor.smoke.probes import Session
@@ -30,12 +30,15 @@ def attach(client: Client, model: str | None = None) -> Attached:
     """Asks the server what it serves. ``model`` picks one of several by name."""
     try:
         rows = client.models()
+    except NoServerError as error:
+        return Attached(client.url, problem=_problem("server-not-reachable", client.url, str(error)))
     except ServerError as error:
-        return Attached(client.url, problem=_silent(client.url, str(error)))
+        return Attached(client.url, problem=_problem("server-gives-no-answer", client.url, str(error)))
     chosen = next((r for r in rows if r["id"] == model), None) if model else (rows[0] if rows else None)
     if chosen is None:
         served = ", ".join(str(r["id"]) for r in rows) or "none"
-        return Attached(client.url, problem=_silent(client.url, f"it serves {served}, not {model or 'a model'}"))
+        why = f"it serves {served}, not {model or 'a model'}"
+        return Attached(client.url, problem=_problem("server-gives-no-answer", client.url, why))
     client.model = str(chosen["id"])
     length = chosen.get("max_model_len")
     try:
@@ -81,9 +84,9 @@ def _session(client: Client, counters: Metrics, length: int | None, version: str
     )
 
 
-def _silent(url: str, why: str) -> Finding:
+def _problem(cause: str, url: str, why: str) -> Finding:
     return found(
-        "server-gives-no-answer",
+        cause,
         Confidence.PROVEN,
         f"{url}: {why}.",
         [Evidence("request.error", why, f"{url}/v1/models")],

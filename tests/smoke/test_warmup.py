@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any
 import pytest
 
 from doctor.errors import DoctorError
-from doctor.serve.client import Client
+from doctor.serve.client import Client, NoServerError, ServerError
 from doctor.smoke.jit import JitLines
 from doctor.smoke.preflight import free_port
 from tests.smoke.conftest import STUB
@@ -78,10 +80,41 @@ def test_warmup_of_a_server_that_fails_is_2(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("command", ["warmup", "smoke"])
-def test_nobody_listens(command: str) -> None:
-    code, answer = doctor(command, "--url", f"http://127.0.0.1:{free_port()}")
+@pytest.mark.parametrize(
+    ("host", "says"),
+    [("127.0.0.1", "connection refused"), ("server.invalid", "name"), (f"{'a' * 64}.invalid", "label")],
+)
+def test_no_server_is_not_taken_for_a_healthy_one(command: str, host: str, says: str) -> None:
+    code, answer = doctor(command, "--url", f"http://{host}:{free_port()}")
     assert (code, answer["verdict"]) == (2, "blocked")
-    assert "connection refused" in answer["findings"][0]["summary"]
+    finding = answer["findings"][0]
+    assert (finding["id"], finding["title"]) == ("server-not-reachable", "No server answers at this address")
+    assert says in finding["summary"]
+
+
+@pytest.mark.parametrize("then", ["cut", "silent", "garbage"])
+def test_a_port_that_takes_the_connection_and_is_no_server(then: str) -> None:
+    """docker's proxy takes connections for a container in which nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def take() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1000)
+                if then == "garbage":
+                    connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+                elif then == "silent":
+                    done.wait(10)
+
+        done = threading.Event()
+        thread = threading.Thread(target=take)
+        thread.start()
+        client = Client(listener.getsockname()[1], "smoke")
+        with pytest.raises(ServerError) as caught:
+            client.models(timeout_s=0.3)
+        done.set()
+        thread.join(10)
+    assert isinstance(caught.value, NoServerError) is (then != "garbage")
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://user:pw@127.0.0.1:1", "http://127.0.0.1:x", ""])
