@@ -235,11 +235,8 @@ class Client:
             silent = False
             return response.status, response.read(_BODY_LIMIT)
         except (OSError, UnicodeError, http.client.HTTPException) as error:  # a label of 64 letters is no name
-            # what breaks TLS or HTTP has said something
-            silent = (
-                not heard and isinstance(error, (OSError, UnicodeError)) and not isinstance(error, ssl.SSLError)
-            )
-            kind = NoServerError if silent else ServerError
+            spoke = isinstance(error, ssl.SSLError) or not isinstance(error, (OSError, UnicodeError))
+            kind = NoServerError if silent and not spoke else ServerError
             raise kind(f"{path}: {_reason(error, timeout_s)}") from None
         finally:
             connection.close()
