@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         like_ctrl_c()
     host, redactor = LocalHost(), Redactor.of_this_host()
     with Progress("sweep") as progress:
-        prepared = prepare(options, host, _named(args), progress.update)
+        prepared = prepare(options, host, _named(args), progress.update, plan=args.plan)
         prepared.findings = redactor.value_of(prepared.findings)
         result = stored(options, prepared)
         if not args.plan:

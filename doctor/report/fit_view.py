@@ -14,6 +14,7 @@ from doctor.memory.fit import Fit
 from doctor.memory.predict import Prediction
 from doctor.memory.start_check import GIB
 from doctor.report.console import console
+from doctor.report.narrow import Column, print_columns
 
 _VERDICT = {True: ("✓", "ok", "FITS", "bold green"), None: ("?", "??", "CLOSE", "bold yellow"),
             False: ("✗", "XX", "DOES NOT FIT", "bold red")}  # fmt: skip
@@ -142,19 +143,30 @@ def _draft(fit: Fit) -> str:
     )
 
 
+#: What is left out first in a narrow terminal is what the notes below the table say too.
+_COLUMNS = (
+    Column("model", words=True),
+    Column("card", words=True),
+    Column("size", right=True, rank=3),
+    Column("format", words=True, rank=2),
+    Column("arch", rank=1),
+    Column("fits"),
+    Column("KV tokens", right=True),
+    Column("longest", right=True),
+    Column("tok/s", right=True, rank=4),
+)
+
+
 def print_table(rows: Sequence[tuple[str, str, Fit | str]], out: Console | None = None) -> None:
     """Several models and cards: model, card, and the fit or the reason why there is none."""
     out = out or console()
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("model", "card", "size", "format", "arch", "fits", "KV tokens", "longest", "tok/s"):
-        right = name in ("size", "KV tokens", "longest", "tok/s")
-        table.add_column(name, justify="right" if right else "left", no_wrap=name != "model")
+    table: list[Sequence[str | Text]] = []
     notes = []
     for model, card, result in rows:
         where = f" on {_short(card)}" if card else ""
         if isinstance(result, str):
             known = "unknown" if "architecture" in result else "?"
-            table.add_row(model, _short(card), "", "", known, Text("no", style="red"), "", "", "")
+            table.append((model, _short(card), "", "", known, Text("no", style="red"), "", "", ""))
             notes.append(result if result.startswith(model) else f"{model}{where}: {result}")
             continue
         if result.why:
@@ -168,13 +180,13 @@ def print_table(rows: Sequence[tuple[str, str, Fit | str]], out: Console | None 
         format_text = result.support.title if result.support.ok is not False else f"{result.support.title}: no"
         speed = result.ceiling_short.tokens_per_s if result.ceiling_short else None
         holds = result.pool.num_blocks > 0
-        table.add_row(
+        table.append((
             model, _short(card), f"{resident / GIB:.1f} GiB", format_text, "known", word[result.fits],
             f"{result.pool.capacity_tokens:,}" if holds else "",
             f"{result.pool.highest_context:,}" if holds else "",
             f"{speed:.0f}" if speed and holds else "",
-        )  # fmt: skip
-    out.print(table)
+        ))  # fmt: skip
+    print_columns(out, _COLUMNS, table, "bold")
     for note in notes:
         out.print(Text(note, style="dim"))
 

@@ -182,30 +182,35 @@ def _line(cells: Sequence[str]) -> str:
 
 def print_plan(result: SweepResult, estimate: str, *, edges: bool, out: Console | None = None) -> None:
     """The points, what is predicted of each, and how long it will take."""
-    from rich.table import Table
     from rich.text import Text
 
     from doctor.report.console import console
+    from doctor.report.narrow import Column, print_columns
     from doctor.report.terminal import finding_view
 
     out = out or console()
     done = {str(r.get("key")) for r in result.rows}
-    view = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("model", "context", "MTP", "seqs", "batched"):
-        view.add_column(name, justify="left" if name == "model" else "right", no_wrap=name != "model")
-    view.add_column("KV tokens first start", justify="right")
-    view.add_column("later", justify="right")
-    view.add_column("predicted")
+    names = dict.fromkeys(item.point.name for item in result.prepared.items)
+    columns = (
+        Column("model", words=True, rank=0 if len(names) > 1 else 1),
+        *(Column(name, right=True) for name in ("context", "MTP", "seqs", "batched")),
+        Column("KV tokens first start", right=True, rank=2),
+        Column("later", right=True, rank=3),
+        Column("predicted", words=True),
+    )
+    view = []
     for item in result.prepared.items:
         point, guess = item.point, item.forecast
-        view.add_row(
+        view.append((
             point.name, f"{point.max_model_len:,}", str(point.draft_tokens), str(point.max_num_seqs),
             f"{point.max_num_batched_tokens:,}", f"{guess.first.tokens:,}" if guess.first else "–",
             f"{guess.later.tokens:,}" if guess.later else "–",
             "done" if item.key in done else _expected(guess.fits, edges),
-        )  # fmt: skip
-    out.print(Text(f"plan for {result.prepared.setup.title}"))
-    out.print(view)
+        ))  # fmt: skip
+    out.print(Text(f"plan for {result.prepared.setup.title}: {', '.join(names)}"))
+    for note in result.notes:
+        out.print(Text(f"note: {note}"))
+    print_columns(out, columns, view, "dim")
     for item, why in result.skipped:
         out.print(Text(f"not started: {item.point.label}: {why}"))
     if result.skipped:
@@ -213,8 +218,6 @@ def print_plan(result: SweepResult, estimate: str, *, edges: bool, out: Console 
     for finding in result.judgement.findings:
         out.print()
         out.print(finding_view(finding, False, not (out.encoding or "").lower().startswith("utf")))
-    for note in result.notes:
-        out.print(Text(f"note: {note}"))
     out.print(Text(estimate))
 
 
@@ -230,14 +233,16 @@ _TERMINAL = {
     "ready s": "ready s", "KV tokens": "KV tokens", "difference %": "diff %", "decode tok/s": "tok/s",
     "together tok/s": "all tok/s",
 }  # fmt: skip
+#: Which of them a narrower terminal leaves out first; sweep.md has all.
+_RANKS = {"ready s": 1, "difference %": 2, "together tok/s": 3}
 
 
 def print_sweep(result: SweepResult, files: Sequence[str], *, out: Console | None = None) -> None:
     """Verdict, one line a point, findings, where the files are."""
-    from rich.table import Table
     from rich.text import Text
 
     from doctor.report.console import console
+    from doctor.report.narrow import Column, print_columns
     from doctor.report.terminal import finding_view, verdict_mark
 
     out = out or console()
@@ -248,19 +253,17 @@ def print_sweep(result: SweepResult, files: Sequence[str], *, out: Console | Non
     text = f"  {ran} of {len(result.rows)} points measured{again}: {result.prepared.setup.title}"
     out.print(verdict_mark(judgement.verdict, ascii_only).append_text(Text(text)))
     if result.rows:
-        view = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
         several = len({r.get("model") for r in result.rows}) > 1
-        columns = [c for c in COLUMNS if c[0] in _TERMINAL or (several and c[0] == "model")]
-        for name, _ in columns:
-            view.add_column(
-                _TERMINAL.get(name) or name, justify="left" if name in ("model", "outcome") else "right",
-                no_wrap=name != "model",
-            )  # fmt: skip
-        for row in result.rows:
-            # causes are told below the table
-            cells = (str(row.get("outcome")) if name == "outcome" else show(row) for name, show in columns)
-            view.add_row(*cells)
-        out.print(view)
+        shown = [c for c in COLUMNS if c[0] in _TERMINAL or (several and c[0] == "model")]
+        columns = [
+            Column(_TERMINAL.get(name) or name, words=name == "model", right=name not in ("model", "outcome"),
+                   rank=_RANKS.get(name, 0))
+            for name, _ in shown
+        ]  # fmt: skip
+        # causes are told below the table
+        view = [[str(r.get("outcome")) if name == "outcome" else show(r) for name, show in shown]
+                for r in result.rows]  # fmt: skip
+        print_columns(out, columns, view, "dim")
     for item in judgement.findings:
         out.print()
         out.print(finding_view(item, False, ascii_only))

@@ -16,7 +16,7 @@ from doctor.memory.model import Model, open_model
 from doctor.memory.predict import Card
 from doctor.memory.settings import recommended
 from doctor.memory.versions import switches
-from doctor.serve.command import check_extra, option
+from doctor.serve.command import CPU_KV_GIB, check_extra, option
 from doctor.serve.environment import VllmEnvironment, locate
 from doctor.smoke import preflight
 from doctor.smoke.model import ModelInfo, inspect
@@ -61,9 +61,12 @@ class Prepared:
     notes: list[str]
 
 
-def prepare(options: SweepOptions, host: Host, card: Card | None, say: Callable[[str], None]) -> Prepared:
+def prepare(
+    options: SweepOptions, host: Host, card: Card | None, say: Callable[[str], None], *, plan: bool = False
+) -> Prepared:
     """Reads models and predicts every point. ``card`` replaces this machine's; nothing is started.
 
+    ``plan``: nothing will be, so that where no vLLM is one is assumed, which the notes say.
     Raises DoctorError for misuse and for a machine without a card whose vLLM needs one.
     """
     check_extra(options.serve_args)
@@ -72,19 +75,22 @@ def prepare(options: SweepOptions, host: Host, card: Card | None, say: Callable[
             raise DoctorError(f"{name} cannot be given after --: the sweep sets it; use {instead}")
     findings: list[Finding] = []
     notes: list[str] = []
+    given = card is not None
     environment = _elsewhere(host, options) if card else locate(host, options.python)
+    if plan and not given and not environment.vllm:
+        environment, card = _assumed(host, environment, notes)
     say("reading the models")
     found = [_look(host, given, say) for given in options.models]
     for info, model in found:
-        if model is None and (info.problem is None or card):
+        if model is None and (info.problem is None or given):
             notes.append(f"{info.given}: its layout is not known, so nothing is predicted")
-    if card is None:
-        # what is needed to start; a plan for another card needs none of it
-        causes = [preflight.vllm_missing(environment)]
+    if not given:
+        # what is needed to start; a plan for another card needs none of it, any other plan no vLLM
+        causes = [] if plan else [preflight.vllm_missing(environment)]
         causes += [preflight.model_invalid(info) for info, _ in found]
         causes += [preflight.weights_damaged(host, info) for info, _ in found if info.problem is None]
         findings += [c for c in causes if c]
-        if environment.vllm and not environment.cpu:
+        if card is None and environment.vllm and not environment.cpu:
             card = _own_card(host)
     utilization = _utilization(options, environment, card, notes)
     setup = _as_before(_setup(host, environment, card, utilization, options), options, notes)
@@ -118,13 +124,30 @@ def _elsewhere(host: Host, options: SweepOptions) -> VllmEnvironment:
     return VllmEnvironment("", "", "--gpu", given.partition("+")[0] or switches(None).version)
 
 
+def _assumed(host: Host, environment: VllmEnvironment, notes: list[str]) -> tuple[VllmEnvironment, Card | None]:
+    """For a plan without vLLM: the image's version, on this machine's card or else on its CPU."""
+    from doctor.smoke.profile import card_in, look
+
+    version, card = switches(None).version, card_in(look(host))
+    where = f"{environment.prefix} ({environment.chosen_by})"
+    notes.append(f"{where} has no vLLM; {version}, the version of the image, is assumed")
+    if card is None:
+        notes.append(
+            f"no NVIDIA card answers here; a server on the CPU with its {CPU_KV_GIB} GiB of KV cache is assumed "
+            "(--gpu NAME predicts for a card)"
+        )
+    return replace(environment, vllm=version if card else f"{version}+cpu"), card
+
+
 def _own_card(host: Host) -> Card:
     from doctor.smoke.profile import card_in, look
 
     card = card_in(look(host))
     if card is None:
         raise DoctorError(
-            "no NVIDIA card answers here, and this vLLM needs one; `vllm-doctor check` says why", exit_code=2
+            "no NVIDIA card answers here, and this vLLM needs one; `vllm-doctor check` says why, "
+            "--plan --gpu NAME predicts for another card",
+            exit_code=2,
         )
     deadline = time.monotonic() + _SETTLE_S
     # a server that was killed just now gives its memory back a little later

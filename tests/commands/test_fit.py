@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
@@ -12,8 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from doctor.cli import main
+from doctor.memory.cards import named_cards
+from doctor.memory.fit import evaluate
+from doctor.memory.model import open_model
+from doctor.memory.settings import Wish
+from doctor.memory.versions import switches
+from doctor.report.fit_view import print_table
 from tests.memory.support import config_path
 
 AWQ = str(config_path("qwen3.5-9b-awq").parent)
@@ -118,6 +126,26 @@ def test_several_models_and_cards(capsys: pytest.CaptureFixture[str]) -> None:
     assert ran.out.count("qwen3.5-27b") >= 3
     answer = fit(capsys, *arguments, "--json").json
     assert [f["fits"] for f in answer["fits"]] == [False, True, True, False, False, False]
+
+
+@pytest.mark.parametrize("width", [60, 40, 100])
+def test_a_narrow_terminal_cuts_no_figure(width: int) -> None:
+    cards = named_cards("2080 ti", None, None) + named_cards("4090", None, None) + named_cards("H200", None, None)
+    model = open_model(PLAIN, {}, lambda _: None)
+    fits = [evaluate(model, c, Wish(max_model_len=8192), switches(None)) for c in cards]
+    out = Console(file=io.StringIO(), width=width)
+    print_table([(model.shape.name, c.name, f) for c, f in zip(cards, fits, strict=True)], out)
+    shown = out.file.getvalue()  # type: ignore[attr-defined]
+    words = shown.split()
+    assert "\u2026" not in shown
+    for fit in fits:
+        if fit.pool.num_blocks:
+            assert f"{fit.pool.capacity_tokens:,}" in words
+            assert f"{fit.pool.highest_context:,}" in words
+    table = shown.splitlines()[: 1 + 3 * len(cards)]
+    assert any("qwen3.5-9b" in line for line in table)
+    assert ("left out, the terminal is too narrow:" in " ".join(words)) == (width < 100)
+    assert max(map(len, shown.splitlines())) <= width
 
 
 def test_a_card_of_several_sizes_says_how_to_choose(capsys: pytest.CaptureFixture[str]) -> None:

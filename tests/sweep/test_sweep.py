@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +15,20 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
 
 from doctor.cli import main
+from doctor.host import LocalHost
 from doctor.memory.cards import named_cards
+from doctor.memory.predict import Card
 from doctor.memory.settings import recommended
+from doctor.memory.start_check import GIB
+from doctor.memory.versions import switches
+from doctor.report.sweep_view import print_plan
+from doctor.sweep.options import SweepOptions
+from doctor.sweep.plan import Values
+from doctor.sweep.prepare import prepare
+from doctor.sweep.run import stored
 from tests.smoke.conftest import make_environment
 from tests.sweep.conftest import CONFIG, ROOT, SMALL, command, make_model, rows, sweep
 
@@ -265,6 +277,50 @@ def test_a_plan_for_a_card_that_is_not_here(tmp_path: Path, capsys: pytest.Captu
     assert "--max-model-len 107520" in shown
     assert main([a for a in argv if a != "--plan"]) == 3
     assert "--gpu and --vram go with --plan" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("card", [None, Card("NVIDIA GeForce RTX 3090", 24 * GIB, None, (8, 6), 936e9)])
+def test_a_plan_without_vllm_says_what_it_assumes(
+    model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    card: Card | None,
+) -> None:
+    empty = tmp_path / "empty"
+    (empty / "bin").mkdir(parents=True)
+    (empty / "bin/python").symlink_to(sys.executable)
+    monkeypatch.setattr("doctor.smoke.profile.card_in", lambda _: card)
+    argv = ["sweep", "--model", str(model), "--python", str(empty), "--out", str(tmp_path / "out"), "--plan"]
+    assert main(argv) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    version = switches(None).version
+    assert f"has no vLLM; {version}, the version of the image, is assumed" in words
+    assert "starts, about" in words
+    if card is None:
+        assert f"plan for vLLM {version}+cpu on " in words
+        assert "no NVIDIA card answers here; a server on the CPU with its 1 GiB of KV cache is assumed" in words
+    else:
+        assert f"plan for vLLM {version} on {card.name}: Tiny-9B" in words
+        assert "no NVIDIA card answers" not in words
+
+
+@pytest.mark.parametrize("width", [60, 48, 30])
+def test_a_narrow_terminal_cuts_no_figure_of_a_plan(tmp_path: Path, width: int) -> None:
+    options = SweepOptions(models=(str(CONFIG),), out=tmp_path / "out", values=Values(), utilization=0.8)
+    prepared = prepare(options, LocalHost(), Card("RTX 2080 Ti", 22 * GIB, None, (7, 5), 616e9), lambda _: None)
+    out = Console(file=io.StringIO(), width=width)
+    print_plan(stored(options, prepared), "", edges=False, out=out)
+    shown = out.file.getvalue()  # type: ignore[attr-defined]
+    assert "\u2026" not in shown
+    words = shown.split()
+    for item in prepared.items:
+        assert f"{item.point.max_model_len:,}" in words
+        assert f"{item.point.max_num_batched_tokens:,}" in words
+        if "later" not in shown.rpartition("left out")[2]:
+            assert item.forecast.later is not None
+            assert f"{item.forecast.later.tokens:,}" in words
+    assert "left out, the terminal is too narrow: model" in " ".join(words)
 
 
 @pytest.mark.parametrize(
