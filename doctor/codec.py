@@ -48,6 +48,14 @@ def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
+def field_names(cls: type, part: str) -> frozenset[str]:
+    """The names inside field ``part`` of ``cls``; empty when there is no such field or it holds no dataclass."""
+    hint = _hints(cls).get(part)
+    while hint is not None and not dataclasses.is_dataclass(hint):
+        hint = next(iter(typing.get_args(hint)), None)  # X | None, tuple[X, ...]
+    return frozenset(f.name for f in dataclasses.fields(hint)) if hint is not None else frozenset()
+
+
 def decode(cls: type[T], data: Any, path: str = "$") -> T:
     """Builds ``cls`` from what :func:`encode` made. Raises :class:`DecodeError`."""
     return typing.cast(T, _decode(cls, data, path))

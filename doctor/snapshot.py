@@ -146,7 +146,7 @@ def loads(text: str, name: str = "snapshot") -> Snapshot:
     try:
         data = json.loads(text.lstrip("\ufeff"))
     except (ValueError, RecursionError) as error:
-        raise SnapshotError(f"{name}: not valid JSON ({error})") from None
+        raise SnapshotError(f"{name}: not a whole snapshot, cut off or not valid JSON ({error})") from None
     if isinstance(data, dict) and isinstance(data.get("snapshot"), dict):
         data = data["snapshot"]
     if not isinstance(data, dict):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from doctor import __version__
+from doctor.codec import field_names
 from doctor.errors import DoctorError
 from doctor.evidence import facts_env, facts_shell, facts_smi, facts_vllm
 from doctor.evidence.builder import FactBuilder
@@ -68,7 +69,7 @@ def read_evidence(paths: Sequence[str], on_bytes: Progress | None = None) -> Rea
                 head = next(text, b"")
                 if len(paths) == 1 and _starts_a_snapshot(head):
                     head += b"".join(islice(text, MOST_SNAPSHOT_CHUNKS))
-                    if b'"schema_version"' in head:
+                    if b'"schema_version"' in head or _begins_as_saved(head):
                         return Reading(_snapshot(head, name if path == "-" else path))
                 result = scan(chain((head,), text), name, on_bytes)
             except OSError as error:
@@ -128,6 +129,15 @@ def _open(path: str) -> IO[bytes]:
 def _starts_a_snapshot(head: bytes) -> bool:
     """A JSON object of ours: its keys are quoted right at the beginning."""
     return re.match(rb'\s*\{\s*"', head) is not None
+
+
+def _begins_as_saved(head: bytes) -> bool:
+    """Sorted keys put facts first and the schema version behind them: a file cut off does not have it."""
+    begin = re.match(rb'\s*\{\s*"(\w+)"\s*:\s*\[?\s*\{\s*"(\w+)"', head)
+    if begin is None:
+        return False
+    part, name = (group.decode() for group in begin.groups())
+    return name in field_names(Snapshot, part)
 
 
 def _snapshot(text: bytes, name: str) -> Snapshot:

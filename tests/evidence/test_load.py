@@ -8,13 +8,14 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from doctor.errors import DoctorError
 from doctor.evidence import read_evidence
-from doctor.facts import SystemFacts
+from doctor.facts import ContainerFacts, GpuFacts, SystemFacts
 from doctor.snapshot import Snapshot, dumps
 
 SAVED = Snapshot(taken_at="2026-11-30T10:00:00Z", system=SystemFacts(os_id="debian", os_name="Debian ü"))
@@ -44,6 +45,34 @@ def test_a_pipe_gives_its_text_once_and_that_is_enough(tmp_path: Path, content: 
         assert any("cc1plus" in e.text for e in snapshot.events)
     else:
         assert snapshot == SAVED
+
+
+REAL = Snapshot(
+    container=ContainerFacts(cdi_dirs=("/etc/cdi",), docker_client="/usr/bin/docker"),
+    system=SystemFacts(os_id="debian", cgroup_oom_kills=2),
+)
+
+
+@pytest.mark.parametrize("kept", [60, 150, -2])
+@pytest.mark.parametrize("form", ["saved", "compact", "answer", "gpus first"])
+def test_a_snapshot_that_is_cut_off_is_no_log(tmp_path: Path, kept: int, form: str) -> None:
+    text = dumps(replace(REAL, container=None, gpus=(GpuFacts(0),)) if form == "gpus first" else REAL)
+    if form == "compact":
+        text = json.dumps(json.loads(text), separators=(",", ":"))
+    elif form == "answer":
+        text = json.dumps({"schema_version": 1, "command": "check", "snapshot": json.loads(text)}, indent=1)
+    file = tmp_path / "cut.json"
+    file.write_text(text[:kept])
+    with pytest.raises(DoctorError, match=r"cut\.json: not a whole snapshot, cut off") as caught:
+        read_evidence([str(file)])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("record", ['{"container": {"id": "ab"}, "log": "', '{"system": "x", "log": "'])
+def test_records_of_a_collector_are_text(tmp_path: Path, record: str) -> None:
+    file = tmp_path / "log.json"
+    file.write_bytes((record.encode() + ERROR.strip() + b'"}\n') * 2)
+    assert read_evidence([str(file)]).snapshot.origin == "evidence"
 
 
 def test_json_that_is_not_ours_is_text(tmp_path: Path) -> None:
