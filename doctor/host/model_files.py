@@ -14,6 +14,8 @@ from doctor.host.parts import Read
 #: Shortest file that can hold weights: a Git LFS pointer has about 130 bytes.
 _POINTER_MAX = 1024
 _WEIGHTS = re.compile(r"\.(?:safetensors|gguf|bin|pt|pth)$")
+#: Weights for a loader that is asked for with --load-format.
+_OTHER_LOADERS = (".tensors", ".npz", ".npy")
 #: Files of training that end like weights and are none.
 _NOT_WEIGHTS = re.compile(r"^(?:training_args|optimizer|scheduler|rng_state|scaler).*\.(?:bin|pt|pth)$")
 _HUB_NAME = re.compile(r"[\w][\w.\-]{0,95}/[\w][\w.\-]{0,95}")
@@ -120,6 +122,8 @@ def _weights(host: Host, folder: str, names: tuple[str, ...]) -> dict[str, Read]
             found["model_weights_bytes"] = Read(total, index)
     if sizes or bad:
         found["model_bad_files"] = Read(tuple(f"{n}: {why}" for n, why in sorted(bad.items())), folder)
+    elif "config.json" in names and not shards and not any(n.endswith(_OTHER_LOADERS) for n in names):
+        found["model_missing_files"] = Read(("every weights file (*.safetensors)",), folder)
     return found
 
 

@@ -132,6 +132,16 @@ def test_a_missing_folder_and_one_without_config(tmp_path: Path) -> None:
     assert facts(host, model="/models/broken").model_has_config is False
 
 
+def test_a_folder_without_any_weights(tmp_path: Path) -> None:
+    host = linux_hosts.native(tmp_path)
+    host.write("/models/bare/config.json", '{"model_type": "qwen3_5"}')
+    host.write("/models/bare/training_args.bin", "x")
+    seen = facts(host, model="/models/bare")
+    assert (seen.model_missing_files, seen.model_weights_bytes) == (("every weights file (*.safetensors)",), None)
+    host.write("/models/bare/model.tensors", "x")  # for --load-format tensorizer
+    assert facts(host, model="/models/bare").model_missing_files is None
+
+
 def test_a_hub_name_is_looked_for_in_the_cache(tmp_path: Path) -> None:
     host = linux_hosts.native(tmp_path)
     seen = facts(host, model="QuantTrio/Qwen3.5-9B-AWQ")

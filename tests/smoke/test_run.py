@@ -229,6 +229,15 @@ def test_weights_cut_off_are_seen_before_the_start(smoke: Smoke, model: Path) ->
     assert smoke(serve_args=("--load-format", "dummy")).judgement.verdict is Verdict.READY
 
 
+def test_no_weights_at_all_are_seen_before_the_start(smoke: Smoke, model: Path) -> None:
+    for path in model.glob("model.safetensors*"):
+        path.unlink()
+    result = smoke()
+    assert ids(result) == ["model-files-incomplete"]
+    assert result.readiness is None
+    assert "every weights file (*.safetensors): missing" in result.judgement.findings[0].summary
+
+
 def test_port_taken_names_the_listener(smoke: Smoke) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
