@@ -1,5 +1,6 @@
-# UNVERIFIED: nobody has built this whole file or run its image on a card yet. The system packages and the doctor's part
-# are built by the tests; the fork's part was written from the fork's own build files.
+# UNVERIFIED: nobody has built this whole file or run its image on a card yet. All stages but the one called "fork" were
+# built on a plain Ubuntu 24.04 with stand-ins for CUDA and the fork; "fork" was written from the fork's own build files,
+# and only its download of sources has been tried, against repositories made for the test.
 #
 # The Turing fork of vLLM (github.com/weicj/vLLM-2080Ti-Definitive, line 0.1.x, on vLLM 0.21.0) for cards of capability 7.5
 # such as the RTX 2080 Ti: built from one commit with gcc-12, in an environment of its own, the doctor in another.
@@ -110,7 +111,7 @@ RUN --mount=type=bind,from=fork,source=/opt/python,target=/opt/python \
     set -eu; \
     cp /opt/vllm-turing/.vllm-doctor/python-lock.txt /opt/vllm-turing/.vllm-doctor/sources.txt /opt/vllm-doctor/; \
     printf '{"vllm": "%s", "torch": "%s", "cuda": "%s", "lock_hash": "", "revision": "%s", "plan_id": "%s"}\n' \
-        "$VLLM" "$TORCH" "$CUDA" "$REVISION" "$PLAN_ID" >/opt/vllm-doctor/image.json; \
+        "$VLLM" "$TORCH" "$CUDA" "${REVISION:-}" "${PLAN_ID:-}" >/opt/vllm-doctor/image.json; \
     /opt/doctor/bin/python -m doctor.image.sbom --lock /opt/vllm-doctor/python-lock.txt \
         --dpkg /var/lib/dpkg/status --image /opt/vllm-doctor/image.json --out /opt/vllm-doctor/sbom.cdx.json; \
     HOME=/tmp/proof XDG_CACHE_HOME=/tmp/proof VLLM_CACHE_ROOT=/tmp/proof PYTHONDONTWRITEBYTECODE=1 \

@@ -60,6 +60,16 @@ def test_the_plans_arguments_are_declared_and_change_nothing() -> None:
     assert steps.total(TEXT, "runtime") == steps.total(TEXT, "proof") + 6  # type: ignore[operator]
 
 
+def test_a_build_by_hand_needs_no_argument() -> None:
+    """An argument without a default is not set in its stage, and `set -u` ends a step that reads it plainly."""
+    without = set(re.findall(r"^ARG (\w+)$", TEXT, re.MULTILINE))
+    assert without == {"REVISION", "PLAN_ID"}
+    proof = TEXT.split("AS proof")[1].split("AS runtime")[0]
+    for name in without:
+        assert f"${{{name}:-}}" in proof
+        assert f"${name}" not in proof
+
+
 def test_whatever_is_fetched_is_named_by_hash_or_commit() -> None:
     known = defaults()
     for name in ("FORK_COMMIT", "FLASHQLA_COMMIT"):
