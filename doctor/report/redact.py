@@ -29,7 +29,7 @@ _COMMON = frozenset(
 
 #: Words in a name that promise a secret. Patterns start at the word itself, so that long lines stay cheap.
 _WORD = (
-    r"(?:token(?!s|iz)|secret|passw(?:or)?d|passphrase|api[_-]?key|apikey|access[_-]?key|private[_-]?key|"
+    r"(?:token(?!s|iz|_ids?:\d)|secret|passw(?:or)?d|passphrase|api[_-]?key|apikey|access[_-]?key|private[_-]?key|"
     r"credential|authorization|auth[_-]?key|cookie)"
 )
 _SENSITIVE = re.compile(rf"(?i)[\w.-]{{0,40}}{_WORD}[\w-]{{0,40}}")

@@ -61,6 +61,7 @@ KEPT = [
     "driver version 580.159.03, CUDA 13.0",
     "max_num_batched_tokens=1024, num_speculative_tokens: 2, tokenizer='Qwen'",
     "GPU KV cache size: 188,847 tokens",
+    "tokens ['token_id:294', 'token_id:15']",
     "INFO 08-14 12:00:00 [gpu_worker.py:123] Free memory on device cuda:0 (20.81/22.0 GiB)",
     "kernel 5.15.167.4-microsoft-standard-WSL2",
     "root owns /usr/bin/gcc-12 on ubuntu 24.04",
