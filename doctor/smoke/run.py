@@ -105,7 +105,7 @@ def _run_attached(options: SmokeOptions, host: Host, say: Say) -> SmokeResult:
     probe_all(result, server.session, None, say)
     if options.full:
         why = "it compares servers with other settings, and --url has only one"
-        result.results.append(Result(ab_judge.NAME, ABSTAIN, why))
+        result.results.append(Result(ab_judge.NAME, ABSTAIN, why, asked=False))
     return result
 
 

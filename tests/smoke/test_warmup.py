@@ -142,6 +142,15 @@ def test_smoke_asks_a_running_server(serve: Serve) -> None:
     )
 
 
+def test_what_needs_other_servers_leaves_the_verdict_of_a_running_one(serve: Serve) -> None:
+    code, answer = doctor("smoke", "--full", "--url", serve("", "--speculative-config", "{}"))
+    assert (code, answer["verdict"]) == (0, "ready"), answer["skipped"]
+    probes = {p["name"]: p for p in answer["smoke"]["probes"]}
+    assert probes["correctness"]["status"] == "abstain"
+    assert probes["correctness"]["why"].endswith("--url has only one")
+    assert probes["concurrency"]["status"] == "pass"  # one server is enough for it
+
+
 def test_smoke_of_a_running_server_sees_its_faults(serve: Serve) -> None:
     assert [f["id"] for f in doctor("smoke", "--url", serve("never-cached"))[1]["findings"]] == [
         "prefix-cache-not-hitting"
