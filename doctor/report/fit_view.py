@@ -143,13 +143,13 @@ def _draft(fit: Fit) -> str:
     )
 
 
-#: What is left out first in a narrow terminal is what the notes below the table say too.
+#: What a narrow terminal leaves out first says least about whether it fits.
 _COLUMNS = (
     Column("model", words=True),
     Column("card", words=True),
-    Column("size", right=True, rank=3),
-    Column("format", words=True, rank=2),
-    Column("arch", rank=1),
+    Column("size", right=True, rank=3, low=True),
+    Column("format", words=True, rank=2, low=True),
+    Column("arch", rank=1, low=True),
     Column("fits"),
     Column("KV tokens", right=True),
     Column("longest", right=True),

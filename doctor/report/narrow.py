@@ -19,27 +19,32 @@ class Column:
     """``words``: its cells may be broken over lines; those of the others are figures and stay whole.
 
     ``rank``: columns of rank 1 are left out first when there is no room, then 2 and so on; 0 always stays.
+    ``low``: left out even before cells of words are broken.
     """
 
     name: str
     words: bool = False
     right: bool = False
     rank: int = 0
+    low: bool = False
 
 
 def print_columns(
     out: Console, columns: Sequence[Column], rows: Sequence[Sequence[str | Text]], style: str
 ) -> None:
     """Prints the table, and a line that names the columns left out. ``style`` is that of the head."""
-    least, most = zip(*(_widths(c, [row[n] for row in rows]) for n, c in enumerate(columns)), strict=True)
-    gap = 2 if sum(least) + 2 * len(columns) <= out.width else 1
+    least, whole, most = zip(*(_widths(c, [row[n] for row in rows]) for n, c in enumerate(columns)), strict=True)
+    gap = 2 if sum(whole) + 2 * len(columns) <= out.width else 1
     kept = list(range(len(columns)))
     left_out = []
     for number in sorted((n for n in kept if columns[n].rank), key=lambda n: columns[n].rank):
-        if sum(least[n] + gap for n in kept) <= out.width:
-            break
+        wanted = whole if columns[number].low else least
+        if sum(wanted[n] + gap for n in kept) <= out.width:
+            continue
         kept.remove(number)
         left_out.append(number)
+    if sum(whole[n] + gap for n in kept) <= out.width:
+        least = whole
     widths = _shared({n: (least[n], most[n]) for n in kept}, out.width - gap * len(kept))
     # a width of its own and no cropping: where even this is too wide, the terminal breaks the lines
     table = Table(
@@ -57,13 +62,14 @@ def print_columns(
         out.print(Text(f"left out, the terminal is too narrow: {names}; --json has them", style="dim"))
 
 
-def _widths(column: Column, cells: Sequence[str | Text]) -> tuple[int, int]:
-    """The least and the whole width of a column, in characters."""
+def _widths(column: Column, cells: Sequence[str | Text]) -> tuple[int, int, int]:
+    """Widths of a column: the least, that which breaks no cell, and that with the head in one line as well."""
     texts = [cell.plain if isinstance(cell, Text) else cell for cell in cells]
     head = max(map(cell_len, column.name.split()), default=0)
-    whole = max((cell_len(t) for t in texts), default=0)
+    whole = max(head, max((cell_len(t) for t in texts), default=0))
     longest = max((cell_len(w) for t in texts for w in t.split()), default=0)
-    return max(head, min(longest, _WORDS) if column.words else whole), max(cell_len(column.name), whole)
+    least = max(head, min(longest, _WORDS)) if column.words else whole
+    return least, whole, max(whole, cell_len(column.name))
 
 
 def _shared(limits: dict[int, tuple[int, int]], room: int) -> dict[int, int]:

@@ -192,7 +192,7 @@ def print_plan(result: SweepResult, estimate: str, *, edges: bool, out: Console 
     done = {str(r.get("key")) for r in result.rows}
     names = dict.fromkeys(item.point.name for item in result.prepared.items)
     columns = (
-        Column("model", words=True, rank=0 if len(names) > 1 else 1),
+        Column("model", words=True, rank=0 if len(names) > 1 else 1, low=True),
         *(Column(name, right=True) for name in ("context", "MTP", "seqs", "batched")),
         Column("KV tokens first start", right=True, rank=2),
         Column("later", right=True, rank=3),

@@ -32,3 +32,13 @@ def test_page_is_fresh_and_every_picture_is_shown() -> None:
     assert page == MAKE["page"](), "run python docs/make_screens.py"
     pictures = {path.stem for path in (ROOT / "docs/screens").glob("*.svg")}
     assert pictures == {cause for cause, _ in MAKE["SCREENS"]}
+
+
+def test_the_readme_shows_what_explain_prints() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    sample = re.search(r"^    \$ vllm-doctor explain serve\.log\n((?:    .*\n|\n)+)", readme, re.M)
+    assert sample
+    printed = " ".join(MAKE["text_of"](MAKE["shown"]("016-jit-cc1plus-missing-gcc12.log"))).replace(
+        "server.log", "serve.log"
+    )
+    assert " ".join(sample[1].split()) == " ".join(printed.split()).partition("serve.log ")[2]
