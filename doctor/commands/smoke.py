@@ -20,6 +20,7 @@ from doctor.smoke.options import (
     DEFAULT_TIMEOUT_S,
     DEFAULT_UTILIZATION,
     REQUEST_S,
+    Missing,
     SmokeOptions,
 )
 
@@ -123,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_CODES[judgement.verdict]
 
 
-def _obtain(model: str, host: LocalHost, download: bool) -> str:
+def _obtain(model: str, host: LocalHost, download: bool) -> Missing:
     """Fetches a hub model when that was asked for or is agreed to; why it is not here, or ""."""
     from doctor.report.progress import Progress
     from doctor.smoke.download import obtain

@@ -29,6 +29,7 @@ from typing import IO, Any
 from doctor.errors import DoctorError
 from doctor.host import Host
 from doctor.smoke.model import HUB_ID, cached_folder, hub_cache
+from doctor.smoke.options import HERE, Missing
 
 #: Seconds without a byte until a connection counts as cut.
 SILENCE_S = 30.0
@@ -44,11 +45,18 @@ _HASH = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?\Z")
 #: The same weights in other forms, of which vLLM reads none when there are safetensors files.
 _OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".ot", ".tflite")
 
+#: The cause of a hub that is out of reach, whether its name resolves or not.
+_UNREACHABLE = "hub-name-resolution-failed"
+
 Say = Callable[[str], None]
 
 
 class DownloadError(DoctorError):
-    """It could not be fetched; one line."""
+    """It could not be fetched; one line, and the cause in the catalogue."""
+
+    def __init__(self, message: str, cause: str = Missing.cause) -> None:
+        super().__init__(message)
+        self.cause = cause
 
 
 @dataclass(frozen=True)
@@ -92,29 +100,30 @@ class Plan:
         )
 
 
-def obtain(given: str, host: Host, agree: Callable[[str], bool], say: Say, every_s: float = 0.5) -> str:
+def obtain(given: str, host: Host, agree: Callable[[str], bool], say: Say, every_s: float = 0.5) -> Missing:
     """Sees to it that a hub model is here; "" when it is, or when ``given`` is no hub name, else why it is not.
 
     ``agree`` is told how much and where to, and answers whether to fetch it. ``say`` hears of progress every
     ``every_s`` seconds.
     """
     if os.path.exists(os.path.expanduser(given)) or not HUB_ID.match(given) or cached_folder(host, given):
-        return ""
+        return HERE
     if any(host.env.get(n, "").lower() in ("1", "true", "yes", "on") for n in _OFFLINE):
-        return f"{given} is not in {hub_cache(host.env)}, and HF_HUB_OFFLINE forbids to fetch it"
+        why = f"{given} is not in {hub_cache(host.env)}, and HF_HUB_OFFLINE forbids to fetch it"
+        return Missing.because("hub-model-not-cached-offline", why)
     try:
         wanted = plan(given, host.env)
     except DownloadError as error:
-        return f"{given} is not in {hub_cache(host.env)}, and {error}"
+        return Missing.because(error.cause, f"{given} is not in {hub_cache(host.env)}, and {error}")
     if wanted.missing > _free(wanted.folder):
-        return f"no room for {wanted.text()}"
+        return Missing.because("disk-full", f"no room for {wanted.text()}")
     if not agree(wanted.text()):
-        return f"not fetched: {wanted.text()}; --download fetches it"
+        return Missing(f"not fetched: {wanted.text()}; --download fetches it")
     try:
         fetch(wanted, host.env, say, every_s)
     except DownloadError as error:
-        return str(error)
-    return ""
+        return Missing.because(error.cause, str(error))
+    return HERE
 
 
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
@@ -136,7 +145,7 @@ def plan(given: str, env: Mapping[str, str]) -> Plan:
         commit = str(listing["sha"])
         files = tuple(_file(row) for row in listing["siblings"])
     except (OSError, http.client.HTTPException) as error:
-        raise DownloadError(f"{endpoint} cannot be asked: {_reason(error)}") from None
+        raise DownloadError(f"{endpoint} cannot be asked: {_reason(error)}", _UNREACHABLE) from None
     except (ValueError, KeyError, TypeError):
         raise DownloadError(f"{url} does not answer as a hub does") from None
     if not _COMMIT.match(commit) or not files:
@@ -330,7 +339,8 @@ def _receive(wanted: Plan, file: RemoteFile, env: Mapping[str, str], meter: _Met
                 out.flush()
                 raise DownloadError(
                     f"{wanted.id}: {file.name} stopped at {size_text(size)} of {size_text(file.size)} ({why}); "
-                    "what is there is kept, the next run goes on"
+                    "what is there is kept, the next run goes on",
+                    _UNREACHABLE,
                 )
             if failed:
                 time.sleep(WAIT_S * 2 ** (failed - 1))
@@ -372,10 +382,13 @@ def _open(url: str, env: Mapping[str, str], name: str, offset: int = 0) -> http.
             403: "is gated: accept its licence on the hub and set HF_TOKEN",
             404: "does not exist there",
         }
-        raise DownloadError(f"{name} {why.get(error.code, f'is answered with {error.code}')} ({url})") from None
+        cause = "hub-access-denied" if error.code in (401, 403) else Missing.cause
+        said = why.get(error.code, f"is answered with {error.code}")
+        raise DownloadError(f"{name} {said} ({url})", cause) from None
     except urllib.error.URLError as error:
         if isinstance(error.reason, ssl.SSLCertVerificationError):
-            raise DownloadError(f"{url}: its certificate is not trusted here ({_reason(error.reason)})") from None
+            text = f"{url}: its certificate is not trusted here ({_reason(error.reason)})"
+            raise DownloadError(text, "hub-certificate-not-trusted") from None
         raise ConnectionError(_reason(error.reason)) from None
     return answer
 

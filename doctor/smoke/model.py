@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from doctor.host import Host
+from doctor.smoke.options import HERE, Missing
 
 #: A name on the hub, with a branch, tag or commit behind an @.
 HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+?)(?:@([\w./-]+))?\Z")
@@ -28,6 +29,7 @@ class ModelInfo:
     given: str
     path: str = ""
     problem: str | None = None
+    cause: str = Missing.cause  # of the problem, in the catalogue
     config: Mapping[str, Any] = field(default_factory=dict)
     has_mtp: bool | None = None
     mtp_source: str = ""
@@ -48,7 +50,7 @@ class ModelInfo:
         return str(names[0]) if isinstance(names, list) and names else ""
 
 
-def inspect(host: Host, given: str, missing: str = "") -> ModelInfo:
+def inspect(host: Host, given: str, missing: Missing = HERE) -> ModelInfo:
     """Looks at a folder, or at a hub name that is already in the local cache. Nothing is downloaded.
 
     ``missing`` is why a hub name is not there, when the caller knows.
@@ -58,7 +60,8 @@ def inspect(host: Host, given: str, missing: str = "") -> ModelInfo:
     if not host.exists(path):
         cached = cached_folder(host, given)
         if cached is None:
-            return ModelInfo(given, path, problem=missing or _missing(host, given, path))
+            why = missing or Missing(_missing(host, given, path))
+            return ModelInfo(given, path, problem=str(why), cause=why.cause)
         path = cached
     if not host.is_dir(path):
         return ModelInfo(

@@ -18,6 +18,23 @@ DEFAULT_TIMEOUT_S = 900.0
 REQUEST_S = 180.0
 
 
+class Missing(str):
+    """Why a hub model is not here, in one line ("" when it is); ``cause`` is its cause in the catalogue."""
+
+    cause = "model-path-invalid"
+
+    @classmethod
+    def because(cls, cause: str, why: str) -> Missing:
+        """A text with a cause of its own."""
+        text = cls(why)
+        text.cause = cause
+        return text
+
+
+#: A model that is here, or of which nothing is known yet.
+HERE = Missing()
+
+
 @dataclass(frozen=True)
 class SmokeOptions:
     """``port`` None means a free one; ``mtp``, ``utilization`` and ``max_model_len`` None: chosen for the card."""
@@ -36,4 +53,4 @@ class SmokeOptions:
     url: str | None = None  # a running server instead of one of our own
     ladder: bool | None = None  # other settings after a failure; None: with ``full``
     image: str | None = None  # a container of this image instead of ``python``
-    missing: str = ""  # why a hub model is not here, when that is known
+    missing: Missing = HERE  # why a hub model is not here, when that is known

@@ -14,6 +14,9 @@ from doctor.serve.environment import VllmEnvironment
 from doctor.smoke.model import ModelInfo
 from doctor.snapshot import Snapshot
 
+#: A hub may be out of reach with a name that resolves, and hides private models behind the same answer.
+_LESS_SURE = {"hub-name-resolution-failed": Confidence.LIKELY, "hub-access-denied": Confidence.LIKELY}
+
 
 def vllm_missing(environment: VllmEnvironment) -> Finding | None:
     """The environment has no vLLM."""
@@ -29,12 +32,12 @@ def vllm_missing(environment: VllmEnvironment) -> Finding | None:
 
 
 def model_invalid(model: ModelInfo) -> Finding | None:
-    """The model is not there or has no usable configuration."""
+    """The model is not there, cannot be fetched, or has no usable configuration."""
     if model.problem is None:
         return None
     return found(
-        "model-path-invalid",
-        Confidence.PROVEN,
+        model.cause,
+        _LESS_SURE.get(model.cause, Confidence.PROVEN),
         f"{model.problem[0].upper()}{model.problem[1:]}.",
         [Evidence("storage.model_path", model.given, "--model")],
     )

@@ -20,8 +20,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from doctor import catalogue
 from doctor.host import LocalHost
-from doctor.smoke import download
+from doctor.smoke import download, preflight
 from doctor.smoke.download import DownloadError, fetch, obtain, plan, size_text
 from doctor.smoke.model import inspect
 from tests.smoke.conftest import make_model
@@ -290,6 +291,46 @@ def test_offline_and_unreachable_are_one_line(env: dict[str, str]) -> None:
     assert no_name.startswith(f"{NAME} is not in {env['HF_HOME']}/hub, and http://hub.invalid cannot be asked: ")
     assert "\n" not in no_name
     assert "not an http address" in obtain(NAME, LocalHost(env={**env, "HF_ENDPOINT": "ftp://x"}), yes, silent)
+
+
+@pytest.mark.parametrize(
+    ("setting", "cause"),
+    [
+        ({"HF_ENDPOINT": "http://hub.invalid"}, "hub-name-resolution-failed"),
+        ({"HF_ENDPOINT": "http://127.0.0.1:1"}, "hub-name-resolution-failed"),
+        ({"HF_HUB_OFFLINE": "1"}, "hub-model-not-cached-offline"),
+    ],
+)
+def test_a_hub_out_of_reach_is_not_taken_for_a_missing_folder(
+    env: dict[str, str], setting: dict[str, str], cause: str
+) -> None:
+    host = LocalHost(env={**env, **setting})
+    finding = preflight.model_invalid(inspect(host, NAME, obtain(NAME, host, yes, silent)))
+    assert finding is not None
+    assert (finding.id, finding.fixes) == (cause, catalogue.cause(cause).remedies)
+    assert finding.blocks
+    assert "is not in" in finding.summary
+
+
+def test_the_command_passes_the_cause_on(env: dict[str, str]) -> None:
+    argv = [sys.executable, "-m", "doctor", "smoke", "--model", NAME, "--json"]
+    done = subprocess.run(
+        argv,
+        cwd=ROOT,
+        env={**os.environ, **env, "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "hub-model-not-cached-offline" in [f["id"] for f in json.loads(done.stdout)["findings"]]
+
+
+@pytest.mark.parametrize(("status", "cause"), [(401, "hub-access-denied"), (403, "hub-access-denied"),
+                                           (404, "model-path-invalid")])  # fmt: skip
+def test_the_cause_of_a_refusal(hub: Hub, env: dict[str, str], status: int, cause: str) -> None:
+    hub.status = status
+    assert obtain(NAME, LocalHost(env=env), yes, silent).cause == cause
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a//b", ""])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from doctor.smoke.model import inspect
+from doctor.smoke.options import Missing
 from tests.fakes import FakeHost
 
 CONFIG = json.dumps({"architectures": ["Qwen3_5ForConditionalGeneration"]})
@@ -55,7 +56,7 @@ def test_problems(tmp_path: Path) -> None:
 def test_hub_names_come_from_the_cache_only(tmp_path: Path) -> None:
     host = FakeHost(tmp_path, env={"HF_HOME": "/hf"})
     assert "--download fetches it" in str(inspect(host, "a/b").problem)
-    assert inspect(host, "a/b", "the hub does not answer").problem == "the hub does not answer"
+    assert inspect(host, "a/b", Missing("the hub does not answer")).problem == "the hub does not answer"
     folder = "/hf/hub/models--a--b"
     host.write(f"{folder}/refs/main", "c0ffee\n")
     host.write(f"{folder}/snapshots/c0ffee/config.json", CONFIG)
