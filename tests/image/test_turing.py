@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 
+from doctor.host import LocalHost
 from doctor.image import builder, pins, plan, prove_fork, steps
+from doctor.image.build import BuildOptions
 from doctor.image.builder import Settings
 from doctor.image.engine import Engine
 from doctor.image.plan import Wish
+from doctor.image.print import printed
 from tests.image.test_build import MACHINE
 
 DOCKER = pins.docker_folder()
@@ -58,6 +61,15 @@ def test_the_plans_arguments_are_declared_and_change_nothing() -> None:
     assert {n: {v} for n, v in given.items() if n in known} == {n: known[n] for n in given if n in known}
     assert command.argv[command.argv.index("--target") + 1] == "runtime"
     assert steps.total(TEXT, "runtime") == steps.total(TEXT, "proof") + 6  # type: ignore[operator]
+
+
+def test_print_shows_this_file_and_says_that_nobody_ran_it() -> None:
+    host = LocalHost(env={"PATH": "/nonexistent"})
+    text, document = printed(BuildOptions(target="turing-fork", ignore_hardware=True), MACHINE, host)
+    assert text.startswith(f"# docker/turing.Dockerfile\n{TEXT}")
+    assert "# note: target turing-fork is unverified: nobody has recorded a run of its image on a card" in text
+    assert "# note: this target has no lock: two builds of it may differ" in text
+    assert document["command"][-3:] == ["--tag", "vllm-doctor:turing-fork-0.21.0-cu128", "."]
 
 
 def test_a_build_by_hand_needs_no_argument() -> None:
