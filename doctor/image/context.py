@@ -149,8 +149,8 @@ def _copy(source: Path, target: Path) -> None:
 def _lay(wheels: Wheels, place: Path, say: Say) -> None:
     """Linked where that is possible, copied elsewhere: the wheels are gigabytes."""
     linked = True
+    say(f"laying {len(wheels.files)} wheels ready")
     for number, source in enumerate(wheels.files, 1):
-        say(f"wheels: {number} of {len(wheels.files)}")
         target = place / source.name
         if linked:
             try:
@@ -159,6 +159,7 @@ def _lay(wheels: Wheels, place: Path, say: Say) -> None:
             except OSError:  # another file system, or a file of somebody else
                 linked = False
                 _room_for(wheels, place)
+        say(f"copying wheels: {number} of {len(wheels.files)}")
         shutil.copyfile(source, target)
 
 

@@ -160,8 +160,8 @@ def test_a_build(stand: Stand) -> None:
     )
     assert f"BASE={pins.load().image('cuda-13.0').pinned}" in call["argv"]
     assert stand.left == []
-    assert [t for t in stand.said if t.startswith("step 1")] == ["step 1 of 15, system: FROM x"]
-    assert stand.said[-1] == "step 2 of 15: Setting up"
+    assert [t for t in stand.said if t.startswith("step 1")] == ["step 1 of 14, system: FROM x"]
+    assert stand.said[-1] == "step 2 of 14: Setting up"
     text = screen(result)
     assert text.startswith("✓ READY  vllm-doctor:0.26.0-cu130-")
     assert "21.0 GiB" in text
