@@ -18,6 +18,8 @@ _STEP = re.compile(r"(?:\[(\d+)/(\d+)\] )?STEP (\d+)(?:/(\d+))?: (.*)")
 _PODMAN_ERROR = re.compile(r"(?:Error|error): (.*)")
 #: The client's last words about a failure, after BuildKit's.
 _FINAL = re.compile(r"(?:ERROR: )?((?:failed to solve|executor failed running|process \").*)")
+#: What the image's own scripts say when they stop a build; better than "exit code: 1".
+_OURS = re.compile(r"(?:install-(?:apt|python|turing)|prove: FAILED): (.+)")
 #: Lines of a client that give no reason.
 _ASIDES = ("See '", "Run '", "---", " > ")
 #: Where a step's files come from says less than what it runs.
@@ -37,6 +39,7 @@ class Steps:
     failed: str = ""
     error: str = ""
     last: str = ""
+    own: list[str] = field(default_factory=list)  # reasons that the running step's own script gives
     _names: dict[str, str] = field(default_factory=dict)
     _work: set[str] = field(default_factory=set)
     _spoken: str = ""
@@ -61,11 +64,16 @@ class Steps:
             self.error, self.failed = match[1], self.title
         elif match := _OUTPUT.match(line):
             if match[2] and not match[2].startswith("sha256:") and self._names.get(match[1]) == self.title:
-                self.last = match[2]
+                self._output(match[2])
         elif line and not line.startswith(_ASIDES):
             self._spoken = line
             if not self._names:  # podman prints the output of a step as it is
-                self.last = line
+                self._output(line)
+
+    def _output(self, line: str) -> None:
+        self.last = line
+        if match := _OURS.match(line):
+            self.own.append(match[1])
 
     def _vertex(self, match: re.Match[str]) -> None:
         number, stage, _, _, what = match.groups()
@@ -78,7 +86,7 @@ class Steps:
 
     def _begin(self, place: str, what: str) -> str:
         self.begun += 1
-        self.last = ""
+        self.last, self.own = "", []
         self.title = f"step {place}, {_short(what)}"
         return self.title
 
@@ -92,6 +100,8 @@ class Steps:
     @property
     def reason(self) -> str:
         """The message of the failure: of the step, or of a client that could not even begin."""
+        if self.error and self.own:
+            return "; ".join(self.own)
         return self.error or self._spoken
 
     def told(self) -> str:

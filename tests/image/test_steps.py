@@ -137,3 +137,18 @@ def test_long_lines_are_cut() -> None:
     steps = Steps()
     steps.take(f"#5 [a 2/4] RUN {'x' * 500}")
     assert len(steps.title) < 100
+
+
+def test_what_the_images_own_scripts_say_is_the_reason() -> None:
+    steps = Steps()
+    for line in (
+        "#7 [proof 5/5] RUN python -m doctor.image.prove /opt/vllm-doctor",
+        "#7 0.1 prove: packages",
+        "#7 0.2 prove: FAILED: idna 3.20 is in the lock, nothing is installed",
+        "#7 0.3 prove: FAILED: pip check: requests needs idna",
+        "#7 0.4 prove: this image would not work, so it is not made",
+        "#7 ERROR: executor failed running [/bin/sh -c python -m doctor.image.prove]: exit code: 1",
+    ):
+        steps.take(line)
+    assert steps.reason == "idna 3.20 is in the lock, nothing is installed; pip check: requests needs idna"
+    assert steps.failed.startswith("step 1")
