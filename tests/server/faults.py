@@ -17,7 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 #: Seconds until a server on a busy machine has reached a phase, and until a command that was stopped has ended.
-REACH_S = 400.0
+REACH_S = 600.0
 END_S = 90.0
 
 

@@ -1,8 +1,7 @@
 """A real server that is killed, stalls, runs out of memory or loses its port, and Ctrl+C at every phase.
 
 Always a verdict or the exit code of an interruption, and nothing left: no process, temporary folder, or shared
-memory. Most are run by name: CI has one server that dies under a request, and signals before it
-starts.
+memory. Most are run by name: CI has the signals around the start.
 """
 
 from __future__ import annotations
@@ -65,7 +64,8 @@ def test_killed_while_loading(start: Start, who: str) -> None:
         assert "SIGKILL: usually the kernel's out-of-memory killer" in summary(answer)
 
 
-@pytest.mark.parametrize("who", ["EngineCore", pytest.param("APIServer", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("who", ["APIServer", "EngineCore"])
 def test_killed_in_the_middle_of_an_answer(start: Start, who: str) -> None:
     doctor = start()
     doctor.phase("first requests of each shape")

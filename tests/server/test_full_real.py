@@ -6,7 +6,6 @@ The first test is the one whole ``--full`` that every CI run has; the others are
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -17,16 +16,14 @@ import pytest
 
 from doctor.host import LocalHost
 from doctor.serve.client import Client
-from doctor.serve.command import SERVED_NAME, Settings, build
+from doctor.serve.command import SERVED_NAME, Settings
 from doctor.serve.environment import locate
-from doctor.serve.log import LogFollower
 from doctor.serve.server import Server
-from doctor.serve.watch import wait_healthy
-from doctor.smoke.preflight import free_port
 from doctor.smoke.prompts import unique_prompt
 from tests.server.ab_servers import AbServers
 from tests.server.cpu_vllm import plugins, setup_env
-from tests.server.test_smoke_real import ROOT, smoke, status
+from tests.server.started import started
+from tests.server.test_smoke_real import ROOT, smoke, status, vllm_processes
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(1500)]
 
@@ -48,7 +45,14 @@ def test_a_healthy_server_is_not_accused(vllm_env: Path, telling_model: Path, tm
     assert any(t for tokens in cached["MTP + prefix caching"].values() for t in tokens)
     # the next turn goes on behind a border that was crossed while drafts were verified
     assert max(t or 0 for t in cached["MTP + prefix caching"]["next turn"]) == 2 * 544
-    assert status(answer)["mtp_speed"] in ("pass", "advise")
+    seen = status(answer)
+    assert seen["mtp_speed"] in ("pass", "advise")
+    for name in ("liveness", "streaming", "prefix_cache", "speculative", "consistency", "memory", "prediction"):
+        assert seen[name] == "pass", answer["smoke"]["probes"]
+    probes = {p["name"]: p["measured"] for p in answer["smoke"]["probes"]}
+    assert max(probes["prefix_cache"]["cached_tokens"]) == 544  # drafts cost a hit one block: one of two
+    assert 0.3 < probes["speculative"]["acceptance_per_position"]["0"] < 1.0
+    assert vllm_processes(str(tmp_path)) == []
 
 
 @pytest.mark.long
@@ -126,10 +130,8 @@ def test_a_checkpoint_without_a_draft_head(vllm_env: Path, tmp_path: Path) -> No
 @pytest.fixture(scope="module")
 def running(vllm_env: Path, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A healthy server that somebody else started."""
-    command = build(locate(LocalHost(), str(vllm_env)), Settings(str(tiny_model), True, 2, 4096, 0.9), free_port())
-    with Server(command, tmp_path_factory.mktemp("running") / "server.log", env=os.environ) as server:
-        client = Client(command.port, SERVED_NAME)
-        assert wait_healthy(server, client, LogFollower(server.log), 600, lambda _: None).state == "healthy"
+    log = tmp_path_factory.mktemp("running") / "server.log"
+    with started(vllm_env, Settings(str(tiny_model), True, 2, 4096, 0.9), log) as server:
         yield server
 
 

@@ -91,7 +91,7 @@ def test_a_draft_head_of_noise(vllm_env: Path, tmp_path: Path) -> None:
     assert vllm_processes(str(tmp_path)) == []
 
 
-@pytest.mark.long  # CI has a server that is killed in a request, test_faults_real.py
+@pytest.mark.long
 def test_healthy_and_dead_with_the_first_request(vllm_env: Path, tiny_model: Path, tmp_path: Path) -> None:
     # without the plugin a kernel is missing that only requests with both MTP and prefix caching need
     code, answer = smoke(vllm_env, tiny_model, "--out", str(tmp_path / "out"), VLLM_PLUGINS="none-of-them")
@@ -159,7 +159,8 @@ def test_port_taken(vllm_env: Path, tiny_model: Path) -> None:
     assert [f["id"] for f in answer["findings"]] == ["port-in-use"]
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL])
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_when_it_is_stopped_while_loading(
     vllm_env: Path, tiny_model: Path, tmp_path: Path, number: int
 ) -> None:
