@@ -13,7 +13,7 @@ from doctor.serve.command import Settings
 from tests.server.started import started
 from tests.server.test_smoke_real import ROOT, status
 
-pytestmark = [pytest.mark.server, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
 
 def test_every_other_probe_without_drafts(vllm_env: Path, tiny_model: Path, tmp_path: Path) -> None:
