@@ -27,7 +27,7 @@ STOP_S = 10.0
 
 @pytest.fixture(scope="session")
 def image(docker: Docker, vllm_env: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:  # noqa: F811
-    """The image of the doctor alone whose environment also finds /cpu."""
+    """The image of the doctor alone with a second environment, filled by a mount."""
     if not (vllm_env / "lib" / f"python{PYTHON}").is_dir():
         pytest.skip(f"the CPU vLLM in {vllm_env} is not for Python {PYTHON}")
     plain = f"{images.NAME}:{uuid.uuid4().hex[:12]}"
@@ -36,13 +36,14 @@ def image(docker: Docker, vllm_env: Path, tmp_path_factory: pytest.TempPathFacto
         images.build(docker, tmp_path_factory.mktemp("image"), plain)
     except Unavailable as why:
         pytest.skip(str(why))
-    script = "#!/opt/venv/bin/python\\nimport sys\\nfrom vllm.entrypoints.cli.main import main\\n"
+    script = "#!/opt/cpu/bin/python\\nimport sys\\nfrom vllm.entrypoints.cli.main import main\\n"
     script += 'if __name__ == \\"__main__\\":\\n    sys.exit(main())\\n'
-    site = f"/opt/venv/lib/python{PYTHON}/site-packages"
     recipe = (
         f"FROM {plain}\nUSER root\n"
-        f'RUN echo /cpu >{site}/cpu.pth && printf "{script}" >/opt/venv/bin/vllm && chmod 755 /opt/venv/bin/vllm\n'
-        "USER doctor\n"
+        "RUN apt-get update -qq && apt-get install -qq -y --no-install-recommends libnuma1\n"
+        f"RUN python{PYTHON} -m venv --without-pip /opt/cpu "
+        f'&& printf "{script}" >/opt/cpu/bin/vllm && chmod 755 /opt/cpu/bin/vllm\n'
+        "ENV PATH=/opt/cpu/bin:$PATH VIRTUAL_ENV=/opt/cpu\nUSER doctor\n"
     )
     made = docker("build", "-t", tag, "-", stdin=recipe.encode(), timeout=120)
     assert made.returncode == 0, made.stderr
@@ -56,7 +57,8 @@ def mounts(vllm_env: Path, tiny_model: Path) -> tuple[str, ...]:  # noqa: F811
     site = vllm_env / "lib" / f"python{PYTHON}" / "site-packages"
     libraries = vllm_env / "opt"
     return (
-        "-v", f"{site}:/cpu:ro", "-v", f"{libraries}:{libraries}:ro", "-v", f"{tiny_model}:/models/tiny:ro",
+        "-v", f"{site}:/opt/cpu/lib/python{PYTHON}/site-packages:ro", "-v", f"{libraries}:{libraries}:ro",
+        "-v", f"{tiny_model}:/models/tiny:ro",
         "--network", "none", "--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--shm-size", "1g",
         "-e", "VLLM_CPU_KVCACHE_SPACE=1",
     )  # fmt: skip
@@ -109,6 +111,7 @@ def stop(docker: Docker, name: str) -> tuple[float, int]:
     return took, int(docker("inspect", "--format", "{{.State.ExitCode}}", name).stdout)
 
 
+@pytest.mark.long
 def test_stop_ends_serve(docker: Docker, image: str, mounts: tuple[str, ...], started: str) -> None:
     """In the middle of its life; its health check has gone green before."""
     quick = ("--health-interval", "2s", "--health-start-period", "1s", "--health-retries", "100")
@@ -128,6 +131,7 @@ def test_stop_ends_serve(docker: Docker, image: str, mounts: tuple[str, ...], st
     assert code in (0, 143), code
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moment", ["starting the server", "asking"])
 def test_stop_ends_smoke(docker: Docker, image: str, mounts: tuple[str, ...], started: str, moment: str) -> None:
     """While it starts its server, and while it asks it: the server goes with it."""
