@@ -18,7 +18,7 @@ from tests.containers import images
 from tests.containers.harness import LABEL, Docker, Unavailable
 from tests.server.conftest import tiny_model, vllm_env  # noqa: F401  fixtures
 
-pytestmark = [pytest.mark.server, pytest.mark.long]
+pytestmark = pytest.mark.server
 
 PYTHON = "3.11"  # of bookworm's image; compiled packages of the CPU build must be for the same
 #: Seconds that `docker stop` waits before it kills.
