@@ -107,7 +107,12 @@ def print_result(result: Result, comparison: Comparison | None, plan: Plan) -> N
     out = _console()
     out.print()
     if result.status == "nothing":
-        out.print(Text("Nothing was changed: nothing is left to do here.", style="bold"))
+        left = (
+            "what is left is to be done by hand"
+            if any(a.manual for a in plan.actions)
+            else "nothing is left to do here"
+        )
+        out.print(Text(f"Nothing was changed: {left}.", style="bold"))
     elif result.status == "applied":
         out.print(Text(f"Done. Run {result.run_id}; `vllm-doctor undo` takes it back.", style="bold green"))
     elif result.status == "interrupted":

@@ -17,12 +17,15 @@ from doctor.commands import fix as command
 from doctor.facts import StorageFacts, SystemFacts
 from doctor.fix import journal as journals
 from doctor.fix import state as states
+from doctor.fix.actions.manual import Manual
 from doctor.fix.actions.move_aside import MoveAside
 from doctor.fix.journal import Entry, Journal
 from doctor.fix.plan import Plan
 from doctor.fix.recheck import compare
+from doctor.fix.runner import Result
 from doctor.fix.state import State
 from doctor.host.access import LocalHost
+from doctor.report.fix_view import print_result
 from doctor.snapshot import Snapshot
 
 CAUSE = "flashqla-stale-build-lock"
@@ -248,3 +251,14 @@ def test_unknown_is_not_fixed() -> None:
     assert (unknown.fixed, unknown.not_judged, unknown.still_there) == ((), (CAUSE,), ())
     same = compare(before, before, plan)
     assert (same.fixed, same.not_judged, same.still_there) == ((), (), (CAUSE,))
+
+
+@pytest.mark.parametrize(
+    ("actions", "said"),
+    [((), "nothing is left to do here"), ((Manual(id="m", summary="Restart"),), "is to be done by hand")],
+)
+def test_a_run_that_had_nothing_to_do(
+    capsys: pytest.CaptureFixture[str], actions: tuple[Manual, ...], said: str
+) -> None:
+    print_result(Result("nothing"), None, Plan(actions, {}, "0" * 64))
+    assert said in capsys.readouterr().out
