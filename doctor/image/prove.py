@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -22,11 +21,12 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
+from doctor.image.sbom import read_lock
+
 #: Seconds for one step; the first import of torch and vLLM reads gigabytes.
 _DEADLINE_S = 300.0
 #: Distributions that are in the environment without being in the lock: the one that installs, and the doctor.
 _BESIDE_THE_LOCK = {"pip", "vllm-env-doctor"}
-_PIN = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;\\]+)", re.MULTILINE)
 
 _IMPORT = """
 import ctypes, glob, json, os, sys
@@ -55,6 +55,9 @@ PyMODINIT_FUNC PyInit_proof() { return PyModule_Create(&def); }
 
 _KERNEL = "__global__ void twice(float *x) { x[threadIdx.x] *= 2; }\n"
 
+#: What is said while it runs, and what it tries.
+Step = tuple[str, Callable[[], None]]
+
 
 @dataclass
 class Proof:
@@ -67,9 +70,11 @@ class Proof:
 def prove(folder: Path) -> Proof:
     """Tries everything. Raises nothing for what the image lacks: that is a problem in the proof."""
     proof = Proof()
-    lock = read_lock((folder / "python-lock.txt").read_text(encoding="utf-8"))
+    path = folder / "python-lock.txt"
+    locked = read_lock(path.read_text(encoding="utf-8"), str(path))
+    lock: dict[str, str] = {canonicalize_name(one.name): one.version for one in locked}
     image = json.loads((folder / "image.json").read_text(encoding="utf-8"))
-    steps: list[tuple[str, Callable[[], None]]] = [
+    steps: list[Step] = [
         ("packages", lambda: _packages(proof, lock)),
         ("dependencies", lambda: _dependencies(proof)),
         ("compilers", lambda: _compilers(proof)),
@@ -77,18 +82,18 @@ def prove(folder: Path) -> Proof:
     ]
     if "torch" in lock:
         steps.insert(2, ("imports", lambda: _imports(proof, image)))
+    attempt(proof, steps)
+    return proof
+
+
+def attempt(proof: Proof, steps: Iterable[Step]) -> None:
+    """Every step in turn; one that cannot be tried is a problem too."""
     for name, step in steps:
         print(f"prove: {name}", flush=True)  # noqa: T201
         try:
             step()
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             proof.problems.append(f"{name}: {error}")
-    return proof
-
-
-def read_lock(text: str) -> dict[str, str]:
-    """Normalised names and versions of a lock in pip's format."""
-    return {canonicalize_name(name): version for name, version in _PIN.findall(text)}
 
 
 def compare(lock: dict[str, str], installed: dict[str, str]) -> list[str]:
@@ -166,16 +171,21 @@ def _check(proof: Proof, lock: dict[str, str]) -> None:
     argv += ["--python", sys.prefix]
     if "vllm" not in lock:  # an image of the doctor alone
         argv += ["--skip", "vllm-not-installed"]
-    done = run(argv)
-    answer = json.loads(done.stdout)
+    answer = take_check(proof, run(argv))
+    proof.facts["check"]["passed"] = len(answer["passed"])
+
+
+def take_check(proof: Proof, done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """What `check --json` said of the image, also returned; what it calls blocked is a problem."""
+    answer: dict[str, Any] = json.loads(done.stdout)
     proof.facts["check"] = {
         "verdict": answer["verdict"],
         "findings": [f"{f['id']} ({f['confidence']}, {f['severity']})" for f in answer["findings"]],
-        "passed": len(answer["passed"]),
     }
     if answer["verdict"] == "blocked":
         blockers = [f for f in answer["findings"] if f["severity"] == "blocker"]
         proof.problems += [f"check: {f['title']} [{f['id']}]" for f in blockers]
+    return answer
 
 
 def run(argv: list[str], cwd: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -197,7 +207,11 @@ def first(text: str) -> str:
 def main(argv: Iterable[str]) -> int:
     """Returns 0 when the image is good, 1 when it is not; the reasons are on standard output."""
     folder = Path(next(iter(argv)))
-    proof = prove(folder)
+    return conclude(prove(folder), folder)
+
+
+def conclude(proof: Proof, folder: Path) -> int:
+    """Says what is wrong and returns 1, or writes ``proof.json`` and returns 0."""
     for problem in proof.problems:
         print(f"prove: FAILED: {problem}")  # noqa: T201
     if proof.problems:

@@ -10,13 +10,12 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from doctor.image.prove import Proof, first, last, run
+from doctor.image.prove import Proof, Step, attempt, conclude, first, last, run, take_check
 
 #: The only architecture that the fork is built for.
 ARCH = "7.5"
@@ -38,17 +37,12 @@ def prove(folder: Path, environment: Path) -> Proof:
     """Tries everything. Raises nothing for what the image lacks: that is a problem in the proof."""
     proof = Proof()
     image = json.loads((folder / "image.json").read_text(encoding="utf-8"))
-    steps: list[tuple[str, Callable[[], None]]] = [
+    steps: list[Step] = [
         ("imports", lambda: _imports(proof, image, environment)),
         ("compilers", lambda: _compilers(proof, image)),
         ("check", lambda: _check(proof, environment)),
     ]
-    for name, step in steps:
-        print(f"prove: {name}", flush=True)  # noqa: T201
-        try:
-            step()
-        except (OSError, ValueError, subprocess.SubprocessError) as error:
-            proof.problems.append(f"{name}: {error}")
+    attempt(proof, steps)
     return proof
 
 
@@ -100,28 +94,13 @@ def _compilers(proof: Proof, image: dict[str, str]) -> None:
 def _check(proof: Proof, environment: Path) -> None:
     program = str(Path(sys.executable).with_name("vllm-doctor"))
     done = run([program, "check", "--inside-image", "--json", "--python", str(environment)])
-    answer = json.loads(done.stdout)
-    blockers = [f for f in answer["findings"] if f["severity"] == "blocker"]
-    proof.facts["check"] = {
-        "verdict": answer["verdict"],
-        "findings": [f"{f['id']} ({f['confidence']}, {f['severity']})" for f in answer["findings"]],
-    }
-    if answer["verdict"] == "blocked":
-        proof.problems += [f"check: {f['title']} [{f['id']}]" for f in blockers]
+    take_check(proof, done)
 
 
 def main(argv: Sequence[str]) -> int:
     """Returns 0 when the image is good, 1 when it is not; the reasons are on standard output."""
     folder, environment = Path(argv[0]), Path(argv[1])
-    proof = prove(folder, environment)
-    for problem in proof.problems:
-        print(f"prove: FAILED: {problem}")  # noqa: T201
-    if proof.problems:
-        print("prove: this image would not work, so it is not made")  # noqa: T201
-        return 1
-    (folder / "proof.json").write_text(json.dumps(proof.facts, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    print("prove: good")  # noqa: T201
-    return 0
+    return conclude(prove(folder, environment), folder)
 
 
 if __name__ == "__main__":
