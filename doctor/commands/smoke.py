@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from doctor.errors import DoctorError
 from doctor.finding import EXIT_CODES
+from doctor.report.files import write
 from doctor.serve.interrupt import like_ctrl_c
 from doctor.smoke.options import (
     CPU_MAX_MODEL_LEN,
@@ -114,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     judgement = result.judgement
     answer = json_report.render("smoke", judgement, None, {"smoke": redactor.value(as_json(result))})
     if options.out is not None:
-        _save(options.out / "smoke.json", answer)
+        write(options.out / "smoke.json", answer)
     if args.json:
         sys.stdout.write(answer)
     else:
@@ -211,16 +212,8 @@ def _save_settings(folder: Path, written: dict[str, str]) -> None:
     """Writes the files of what passed; those of an earlier test would not be true any more."""
     for name in ("serve.sh", "compose.yaml", "settings.env"):
         if name in written:
-            _save(folder / name, written[name])
+            write(folder / name, written[name])
             if name == "serve.sh":
                 (folder / name).chmod(0o755)
         else:
             (folder / name).unlink(missing_ok=True)
-
-
-def _save(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise DoctorError(f"cannot write {path}: {error.strerror}") from None

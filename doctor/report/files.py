@@ -1,4 +1,4 @@
-"""Writes what a report consists of: whole files or none."""
+"""Writes files of an answer or a report: whole ones or none."""
 
 from __future__ import annotations
 
