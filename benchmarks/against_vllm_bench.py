@@ -87,13 +87,15 @@ def as_text(client: Client, ids: list[int], length: int) -> str:
 
 
 def ours(client: Client, ids: list[int], args: argparse.Namespace, seed: int) -> list[Request]:
-    """Asks with our client."""
-    chance, out = random.Random(seed), []
-    for number in range(WARMUPS + args.requests):
+    """Asks with our client. All prompts are made first: the other side sends its requests without a pause too."""
+    chance, prompts, out = random.Random(seed), [], []
+    for _ in range(WARMUPS + args.requests):
         start = chance.randrange(len(ids))
         # consecutive ids seldom read back as themselves: a few more than are wanted
         run = [ids[(start + i) % len(ids)] for i in range(args.input_len + 64)]
-        answer = client.complete(as_text(client, run, args.input_len), args.output_len, ignore_eos=True)
+        prompts.append(as_text(client, run, args.input_len))
+    for number, prompt in enumerate(prompts):
+        answer = client.complete(prompt, args.output_len, ignore_eos=True)
         if not answer.ok or answer.ttft_s is None:
             sys.exit(f"a request failed: {answer.error}")
         row = Request(answer.ttft_s, answer.total_s, answer.prompt_tokens or 0, answer.completion_tokens or 0)

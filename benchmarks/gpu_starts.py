@@ -4,13 +4,15 @@
 
 PLAN is a list of {"name", "gpu", "model", "cache", "args": [smoke arguments]}; starts of the same GPU run one
 after another, GPUs side by side. "cache" names a folder of compile caches: the first start with a name is
-a cold one. Each answer goes to DIR/starts.json as soon as it is there; no start begins that would probably
-end after the deadline.
+a cold one. "env" adds variables, "leave_gib" has another process hold all but so much of the card, "again"
+starts the script that was handed over, in the same surroundings, and asks that server. Each answer goes to
+DIR/starts.json as soon as it is there; no start begins that would probably end after the deadline.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -18,8 +20,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from doctor.serve.client import Client
+from doctor.serve.command import ServeCommand
+from doctor.serve.log import LogFollower
+from doctor.serve.server import Server
+from doctor.serve.watch import wait_healthy
+from doctor.smoke.preflight import free_port
 
 #: Log lines worth keeping: figures and versions, no paths or names of the machine.
 KEY = re.compile(
@@ -75,12 +85,16 @@ class Runner:
         argv = [sys.executable, "-m", "doctor", "smoke", "--python", self.python, "--model", model]
         argv += ["--json", "--out", str(folder), "--timeout", f"{max(30.0, left - 30):.0f}", *start["args"]]
         began = time.monotonic()
-        try:
-            done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=max(40.0, left))
-            stdout, stderr = done.stdout, done.stderr
-        except subprocess.TimeoutExpired:
-            stdout, stderr = "", "stopped at the deadline"
-        row: dict[str, Any] = {"name": start["name"], "cold": cold, "wall_s": round(time.monotonic() - began, 1)}
+        row: dict[str, Any] = {"name": start["name"], "cold": cold}
+        with _held(self.python, start.get("leave_gib"), env):
+            try:
+                done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=max(40.0, left))
+                stdout, stderr = done.stdout, done.stderr
+            except subprocess.TimeoutExpired:
+                stdout, stderr = "", "stopped at the deadline"
+            row["wall_s"] = round(time.monotonic() - began, 1)
+            if start.get("again") and (folder / "serve.sh").exists():
+                row["again"] = _again(folder, env, self.end - time.monotonic())
         try:
             answer = json.loads(stdout)
         except ValueError:
@@ -96,8 +110,60 @@ class Runner:
         }
         row["kv_tokens"] = row["server"].get("kv_tokens")
         row["probes"] = smoke.get("probes", [])
+        row["ladder"] = smoke.get("ladder")
+        row["settings_that_passed"] = smoke.get("settings_that_passed")
         row["log"] = _key_lines(folder / "server.log")
         return row
+
+
+#: Takes the memory of GPU 0 but for so many GiB, says so, and keeps it until its input ends.
+_HOLD = """
+import sys, torch
+free = torch.cuda.mem_get_info()[0]
+held = torch.empty(free - int(float(sys.argv[1]) * 2**30), dtype=torch.uint8, device="cuda")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def _held(python: str, leave_gib: float | None, env: Mapping[str, str]) -> Iterator[None]:
+    """Another process holds the rest of the card meanwhile; nothing when ``leave_gib`` is None."""
+    if leave_gib is None:
+        yield
+        return
+    argv = [str(Path(python) / "bin" / "python"), "-c", _HOLD, str(leave_gib)]
+    with subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdin
+        assert holder.stdout
+        if holder.stdout.readline().strip() != "held":
+            raise SystemExit("the memory could not be held")
+        try:
+            yield
+        finally:
+            holder.stdin.close()
+
+
+def _again(folder: Path, env: Mapping[str, str], left: float) -> dict[str, Any]:
+    """The script that was handed over, started as a user would, and asked by ``smoke --url``."""
+    if left < 60:
+        return {"skipped": f"{left:.0f} s left"}
+    port = free_port()
+    command = ServeCommand(("sh", str(folder / "serve.sh"), "--port", str(port)), {}, (), port)
+    began = time.monotonic()
+    with Server(command, folder / "again.log", env=env) as server:
+        client = Client(port, "")
+        ready = wait_healthy(server, client, LogFollower(server.log), left - 20, lambda _: None)
+        row: dict[str, Any] = {"state": ready.state, "ready_s": round(time.monotonic() - began, 1)}
+        if ready.state != "healthy":
+            return row
+        argv = [sys.executable, "-m", "doctor", "smoke", "--url", client.url, "--json"]
+        try:
+            done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=left)
+            row["verdict"] = json.loads(done.stdout)["verdict"]
+        except (subprocess.TimeoutExpired, ValueError, KeyError) as error:
+            row["error"] = type(error).__name__
+    return row
 
 
 def _key_lines(path: Path) -> list[str]:
