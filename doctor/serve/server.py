@@ -164,11 +164,14 @@ class Server:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(2.0)
         left = self._living()
+        segments: set[str] = set()
         deadline = time.monotonic() + supervisor.KILL_WAIT_S
         while left and time.monotonic() < deadline:
+            segments |= supervisor.shared(left)
             supervisor.send(left, signal.SIGKILL)
             time.sleep(0.05)
             left = self._living()
+        supervisor.unlink(segments)
         self.left = tuple(sorted(left))
         if self.command.after and not done:
             supervisor.clean(list(self.command.after), self.command.environment(self._env))

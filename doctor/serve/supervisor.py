@@ -9,6 +9,9 @@ vLLM renames its children (``VLLM::EngineCore``), which overwrites ``/proc/PID/e
 when the API server is killed. So children are found by descent: this process adopts every orphan below it
 (PR_SET_CHILD_SUBREAPER). The process group, the session and a marker in the environment are asked as well.
 
+vLLM's processes share memory by files in /dev/shm, which outlive them when they are killed. Which ones the tree
+has open is looked up while it runs; those that are still there afterwards, and that nobody uses, are removed.
+
 A container's processes are children of its engine, not of the client that is run here. AFTER takes the
 container away when everything else has ended: CLIENT rm -f -v NAME. A client that is ended while the engine still
 makes what it asked for leaves a container that appears later; so it is waited for before anything is ended.
@@ -41,6 +44,10 @@ AFTER_S = 30.0
 AFTER_REPEAT_S = 2.0
 #: Seconds that an engine gets to make a container before its client is ended.
 MADE_S = 60.0
+
+#: Where POSIX shared memory lies, and how often (seconds) it is looked up which of it the tree has open.
+SHARED = "/dev/shm/"  # noqa: S108  not a temporary file of ours
+LOOK_S = 2.0
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -93,6 +100,32 @@ def send(pids: set[int], number: int) -> None:
             os.kill(pid, number)
 
 
+def shared(pids: set[int], mapped: bool = True) -> set[str]:
+    """Files of /dev/shm that these processes have open or, with ``mapped`` (slower), mapped into memory."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for number in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    found.add(os.readlink(f"/proc/{pid}/fd/{number}"))
+        if mapped:
+            with (
+                contextlib.suppress(OSError),
+                open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file,
+            ):
+                found.update(line.split(None, 5)[5].rstrip("\n") for line in file if SHARED in line)
+    return {path for path in found if path.startswith(SHARED) and not path.endswith(" (deleted)")}
+
+
+def unlink(paths: set[str]) -> None:
+    """Removes these files of the ended tree, unless a process that is left still uses them."""
+    there = {path for path in paths if os.path.lexists(path)}
+    if there:
+        for path in there - shared(set(processes())):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+
 def clean(after: list[str], env: dict[str, str] | None = None) -> bool:
     """Runs AFTER until it says that it removed the name, or for AFTER_REPEAT_S: then there was none."""
     deadline = time.monotonic() + AFTER_REPEAT_S
@@ -142,6 +175,7 @@ class Supervisor:
         self.pid = 0
         self.status: int | None = None
         self.order = ""  # "", "stop" or "kill"
+        self.shared: set[str] = set()  # files in /dev/shm that the tree had open
         self._input = b""
         self._listening = True
 
@@ -163,10 +197,15 @@ class Supervisor:
             tell(event="failed", error=error.strerror or str(error))
             return 1
         tell(event="started", pid=self.pid)
+        looked = time.monotonic()
         while self.status is None and not self.order:
             self._listen(wake, 1.0)
+            if time.monotonic() - looked >= LOOK_S:
+                self.shared |= shared(self._left(), mapped=False)
+                looked = time.monotonic()
         left = self._end(wake)
         self._reap()  # the server may have become a zombie just after the last look
+        unlink(self.shared)
         if self.after:
             clean(self.after)
         tell(event="gone", left=sorted(left))
@@ -251,11 +290,13 @@ class Supervisor:
         if not self.order:  # the server ended first; what is left of it may still be writing its traceback
             self._wait(wake, ORPHAN_GRACE_S, "")
         left = self._left()
+        self.shared |= shared(left)
         if left and self.order != "kill":
             send(left, signal.SIGTERM)
             left = self._wait(wake, self.grace, "kill")
         deadline = time.monotonic() + KILL_WAIT_S
         while left and time.monotonic() < deadline:
+            self.shared |= shared(left)
             send(left, signal.SIGKILL)
             self._listen(wake, 0.05)
             left = self._left()
