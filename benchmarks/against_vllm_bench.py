@@ -3,12 +3,12 @@
     python benchmarks/against_vllm_bench.py --python ENV --model DIR [--url URL] [--out FILE.json] [-- SERVE_ARGS]
 
 Without --url a server is started from ENV (MTP with --mtp K) and ended afterwards; with it DIR is only the
-tokenizer, and the server must serve that model. Each round asks the same number of requests, one at a time,
-with our client and with `vllm bench serve` (random dataset, no network, options as in vLLM 0.26.0 and 0.32.0):
-the same prompt and answer lengths, temperature 0, end-of-text ignored. Prompts are made as its random dataset
-makes them, runs of consecutive token ids from a random start, because acceptance of drafts depends on the text,
-and sent as text, because the server's tokenizer is part of the time to the first token. Each side warms up first.
-Every round has another seed, so that nothing comes from the prefix cache. Who begins changes with the round.
+tokenizer, and the server must serve that model. `vllm bench serve` (random dataset, no network, options as in
+vLLM 0.26.0 and 0.32.0) sends a request every so often, and our client one in the middle of each pause: the same
+prompt and answer lengths, temperature 0, end-of-text ignored, never two at a time, so what the machine does
+meanwhile is the same for both. Prompts are made as its random dataset makes them, runs of consecutive token ids
+from a random start, because acceptance of drafts depends on the text, and sent as text, because the server's
+tokenizer is part of the time to the first token. Each side warms up first.
 Prints medians, their ratio and the spread (half of the distance between the quartiles, of the median).
 """
 
@@ -23,6 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +41,10 @@ from doctor.smoke.running import attach
 
 #: The two agree when the medians differ by less.
 AGREE = 0.05
-#: Requests of each side in each round that are not counted: connections, and what the client compiles.
+#: Requests of each side that are not counted: connections, and what the client compiles.
 WARMUPS = 3
+#: Their requests are so many times our slowest warm request apart: one of each fits, and some room.
+PERIOD = 2.4
 
 
 @dataclass(frozen=True)
@@ -86,49 +89,75 @@ def as_text(client: Client, ids: list[int], length: int) -> str:
     return text
 
 
-def ours(client: Client, ids: list[int], args: argparse.Namespace, seed: int) -> list[Request]:
-    """Asks with our client. All prompts are made first: the other side sends its requests without a pause too."""
-    chance, prompts, out = random.Random(seed), [], []
-    for _ in range(WARMUPS + args.requests):
-        start = chance.randrange(len(ids))
+def make_prompts(client: Client, ids: list[int], args: argparse.Namespace, count: int) -> list[str]:
+    """Texts of ``--input-len`` tokens."""
+    prompts = []
+    for _ in range(count):
+        start = random.SystemRandom().randrange(len(ids))
         # consecutive ids seldom read back as themselves: a few more than are wanted
         run = [ids[(start + i) % len(ids)] for i in range(args.input_len + 64)]
         prompts.append(as_text(client, run, args.input_len))
-    for number, prompt in enumerate(prompts):
-        answer = client.complete(prompt, args.output_len, ignore_eos=True)
-        if not answer.ok or answer.ttft_s is None:
-            sys.exit(f"a request failed: {answer.error}")
-        row = Request(answer.ttft_s, answer.total_s, answer.prompt_tokens or 0, answer.completion_tokens or 0)
-        if number >= WARMUPS:
-            out.append(row)
-    return out
+    return prompts
 
 
-def theirs(
-    environment: VllmEnvironment, client: Client, args: argparse.Namespace, seed: int, folder: Path
-) -> list[Request]:
-    """Asks with `vllm bench serve` and reads its detailed result."""
-    name = f"bench-{seed}.json"
+def ask(client: Client, prompt: str, args: argparse.Namespace) -> Request:
+    """One request of our client."""
+    answer = client.complete(prompt, args.output_len, ignore_eos=True)
+    if not answer.ok or answer.ttft_s is None:
+        sys.exit(f"a request failed: {answer.error}")
+    return Request(answer.ttft_s, answer.total_s, answer.prompt_tokens or 0, answer.completion_tokens or 0)
+
+
+def in_turn(
+    environment: VllmEnvironment, client: Client, args: argparse.Namespace, folder: Path
+) -> tuple[list[Request], list[Request]]:
+    """(our requests, theirs). Theirs are sent every ``period`` seconds, ours half of that later."""
+    ids = ordinary_ids(args.model)
+    warm = [ask(client, p, args).total_s for p in make_prompts(client, ids, args, WARMUPS)]
+    period = max(PERIOD * max(warm), 0.2)
+    prompts = make_prompts(client, ids, args, args.requests)
+    name = "bench.json"
     argv = [
         *environment.command, "bench", "serve", "--backend", "openai", "--base-url", client.url,
         "--endpoint", "/v1/completions", "--model", str(args.model), "--tokenizer", str(args.model),
         "--served-model-name", client.model, "--dataset-name", "random",
         "--random-input-len", str(args.input_len), "--random-output-len", str(args.output_len),
-        "--num-prompts", str(args.requests), "--max-concurrency", "1", "--ignore-eos", "--temperature", "0",
-        "--seed", str(seed), "--num-warmups", str(WARMUPS), "--disable-tqdm", "--save-result", "--save-detailed",
+        "--num-prompts", str(args.requests), "--request-rate", str(1 / period), "--burstiness", "inf",
+        "--ignore-eos", "--temperature", "0", "--seed", str(random.SystemRandom().randrange(1 << 30)),
+        "--num-warmups", str(WARMUPS), "--disable-tqdm", "--save-result", "--save-detailed",
         "--result-dir", str(folder), "--result-filename", name,
     ]  # fmt: skip
     env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    env |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=1800)
-    if done.returncode != 0 or not (folder / name).exists():
-        sys.exit(f"vllm bench serve failed ({done.returncode}):\n{(done.stderr or done.stdout)[-2000:]}")
+    env |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
+    log, mine = folder / "bench.log", []
+    with log.open("wb") as out, subprocess.Popen(argv, env=env, stdout=out, stderr=subprocess.STDOUT) as bench:
+        try:
+            began = _main_part(bench, log)
+            print(f"a request of each every {period:.2f} s", file=sys.stderr, flush=True)
+            for number, prompt in enumerate(prompts):  # its first one comes after one period
+                time.sleep(max(0.0, began + (number + 1.5) * period - time.monotonic()))
+                mine.append(ask(client, prompt, args))
+            bench.wait(600)
+        finally:
+            bench.kill()
+    if bench.returncode != 0 or not (folder / name).exists():
+        sys.exit(f"vllm bench serve failed ({bench.returncode}):\n{log.read_text(errors='replace')[-2000:]}")
     result: dict[str, Any] = json.loads((folder / name).read_text(encoding="utf-8"))
     bad = [e for e in result["errors"] if e]
     if bad:
         sys.exit(f"vllm bench serve: a request failed: {bad[0][-500:]}")
     rows = zip(result["ttfts"], result["itls"], result["input_lens"], result["output_lens"], strict=True)
-    return [Request(ttft, ttft + sum(itl), prompt, answer) for ttft, itl, prompt, answer in rows]
+    return mine, [Request(ttft, ttft + sum(itl), prompt, answer) for ttft, itl, prompt, answer in rows]
+
+
+def _main_part(bench: subprocess.Popen[bytes], log: Path) -> float:
+    """When its warm-up is over and it begins to send, on the monotonic clock."""
+    deadline = time.monotonic() + 900
+    while time.monotonic() < deadline and bench.poll() is None:
+        if "Starting main benchmark run" in log.read_text(errors="replace"):
+            return time.monotonic()
+        time.sleep(0.02)
+    sys.exit(f"vllm bench serve did not begin:\n{log.read_text(errors='replace')[-2000:]}")
 
 
 def compare(mine: list[Request], bench: list[Request]) -> list[dict[str, Any]]:
@@ -170,7 +199,10 @@ def serving(environment: VllmEnvironment, args: argparse.Namespace, folder: Path
             sys.exit(f"{args.url} cannot be asked")
         yield client
         return
-    settings = Settings(str(args.model), True, args.mtp, args.max_model_len, args.util, tuple(args.serve_args))
+    settings = Settings(
+        str(args.model), True, args.mtp, args.max_model_len, args.util, tuple(args.serve_args),
+        caching=not args.no_prefix_caching,
+    )  # fmt: skip
     command = build(environment, settings, free_port())
     with Server(command, folder / "server.log", env=os.environ) as server:
         client = Client(command.port, SERVED_NAME, deadline_s=600.0)
@@ -191,27 +223,15 @@ def main() -> int:
     parser.add_argument("--max-model-len", type=int, default=4096)
     parser.add_argument("--input-len", type=int, default=1024)
     parser.add_argument("--output-len", type=int, default=128)
-    parser.add_argument("--requests", type=int, default=5, help="of each side in each round")
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--requests", type=int, default=30, help="of each side")
+    parser.add_argument("--no-prefix-caching", action="store_true")
     parser.add_argument("--out", type=Path)
     parser.add_argument("serve_args", nargs="*", metavar="-- SERVE_ARGS")
     args = parser.parse_args()
     args.model = args.model.resolve()
     environment = locate(LocalHost(), args.python)
-    ids = ordinary_ids(args.model)
-    mine: list[Request] = []
-    bench: list[Request] = []
     with tempfile.TemporaryDirectory() as name, serving(environment, args, Path(name)) as client:
-        ours(client, ids, args, seed=0)  # warms up
-        for number in range(args.rounds):
-            seed = random.SystemRandom().randrange(1 << 30)
-            # in turn, so that a machine that slows down slows both
-            for side in ("ours", "bench") if number % 2 == 0 else ("bench", "ours"):
-                if side == "ours":
-                    mine += ours(client, ids, args, seed)
-                else:
-                    bench += theirs(environment, client, args, seed + 1, Path(name))
-            print(f"round {number + 1} of {args.rounds}", file=sys.stderr, flush=True)
+        mine, bench = in_turn(environment, client, args, Path(name))
     rows = compare(mine, bench)
     print("| figure | ours | vllm bench serve | ratio | spread, ours / bench | within 5 % |")
     print("|---|---|---|---|---|---|")
@@ -226,7 +246,6 @@ def main() -> int:
         "input_len": args.input_len,
         "output_len": args.output_len,
         "requests": len(mine),
-        "rounds": args.rounds,
         "rows": rows,
         "raw": {"ours": [vars(r) for r in mine], "vllm_bench": [vars(r) for r in bench]},
     }
