@@ -74,7 +74,8 @@ class Settings:
     @property
     def enforce_eager(self) -> bool:
         """Whether CUDA graphs and torch.compile are off."""
-        return self.eager or "--enforce-eager" in self.extra
+        given = [a for a in self.extra if a in ("--enforce-eager", "--no-enforce-eager")]
+        return given[-1] == "--enforce-eager" if given else self.eager
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,8 @@ _FIGURES: tuple[tuple[str, type, re.Pattern[str]], ...] = tuple(
         ("concurrency", float, rf"Maximum concurrency for [\d,]+ tokens per request: {_NUMBER}x"),
     )
 )
+#: vLLM 0.19 to 0.32 print it when the engine's process cannot go on; now and then the processes stay nevertheless.
+_ENGINE_FAILED = re.compile(r"EngineCore failed to start|Engine core initialization failed")
 #: The draft model prints these two again with its own values: the first is the model's.
 _FIRST_COUNTS = ("architecture", "max_model_len", "vllm")
 
@@ -84,6 +86,7 @@ class LogFollower:
         self.lines = 0
         self._began = time.monotonic()
         self.last_line_at = self._began
+        self.engine_failed_at: float | None = None  # on the monotonic clock
         self._offset = 0
         self._rest = ""
 
@@ -124,6 +127,8 @@ class LogFollower:
         self.lines += 1
         self.last_line_at = time.monotonic()
         self.tail.append(line)
+        if self.engine_failed_at is None and _ENGINE_FAILED.search(line):
+            self.engine_failed_at = self.last_line_at
         for phase, pattern in _PHASE_SIGNS:
             if pattern.search(line):
                 self.enter(phase)

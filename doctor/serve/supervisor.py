@@ -101,20 +101,26 @@ def send(pids: set[int], number: int) -> None:
 
 
 def shared(pids: set[int], mapped: bool = True) -> set[str]:
-    """Files of /dev/shm that these processes have open or, with ``mapped`` (slower), mapped into memory."""
-    found = set()
+    """Files of /dev/shm that these processes have open or, with ``mapped`` (slower), mapped into memory.
+
+    Compared by inode: a semaphore is made under another name and then renamed, and its processes show the first.
+    """
+    used = set()
     for pid in pids:
         with contextlib.suppress(OSError):
             for number in os.listdir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):
-                    found.add(os.readlink(f"/proc/{pid}/fd/{number}"))
+                    link = f"/proc/{pid}/fd/{number}"
+                    if os.readlink(link).startswith(SHARED):
+                        used.add(os.stat(link).st_ino)
         if mapped:
-            with (
-                contextlib.suppress(OSError),
-                open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file,
-            ):
-                found.update(line.split(None, 5)[5].rstrip("\n") for line in file if SHARED in line)
-    return {path for path in found if path.startswith(SHARED) and not path.endswith(" (deleted)")}
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as file:
+                used.update(int(line.split(None, 5)[4]) for line in file if SHARED.encode() in line)
+    found = set()
+    if used:
+        with contextlib.suppress(OSError):
+            found = {e.path for e in os.scandir(SHARED) if e.inode() in used}
+    return found
 
 
 def unlink(paths: set[str]) -> None:

@@ -12,11 +12,17 @@ from doctor.serve.log import HANG_HINTS, LogFollower
 from doctor.serve.server import Exit, Server
 
 _STEP_S = 0.25
+#: Seconds that a server gets to end after its engine has failed. With a compiler that does not work, vLLM 0.32
+#: on a CPU logged the failure of its engine and then stayed, without a further line, until it was ended.
+ENGINE_WAIT_S = 45.0
 
 
 @dataclass(frozen=True)
 class Readiness:
-    """``state``: "healthy", "died" (see ``exit``) or "timeout". ``phase`` is the last one reached."""
+    """``state``: "healthy", "died" or "timeout". ``phase`` is the last one reached.
+
+    ``exit`` None of a server that died: its engine had failed and the rest of it hung.
+    """
 
     state: str
     phase: str
@@ -42,6 +48,8 @@ def wait_healthy(
         on_phase(log.phase)
         if ended is not None:
             return _readiness("died", log, ended)
+        if log.engine_failed_at is not None and time.monotonic() - log.engine_failed_at > ENGINE_WAIT_S:
+            return _readiness("died", log)
         left = deadline - time.monotonic()
         if left > 0 and client.healthy(timeout_s=min(2.0, left)):
             # somebody else's server could answer on a stolen port, even before ours has seen that it is taken

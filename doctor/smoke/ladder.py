@@ -99,7 +99,7 @@ class _Climb:
         return further if further is not None and self._tells(further) != self._tells(settings) else None
 
     def _tells(self, settings: Settings) -> tuple[object, ...]:
-        """What a server is told: a CPU has no memory fraction and is always eager."""
+        """What a server is told: a CPU has no memory fraction, and is eager unless the user says otherwise."""
         command = build(self.first.environment, settings, 0)
         # what stands before it is, in a container, a new name each time
         return command.argv[command.argv.index("serve") :], sorted(command.env.items())

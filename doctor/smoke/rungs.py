@@ -97,7 +97,8 @@ def _no_mtp(settings: Settings, _: Known) -> Settings | None:
 
 
 def _eager(settings: Settings, _: Known) -> Settings | None:
-    return None if settings.enforce_eager else replace(settings, eager=True)
+    extra = tuple(a for a in settings.extra if a != "--no-enforce-eager")
+    return None if settings.enforce_eager else replace(settings, eager=True, extra=extra)
 
 
 RUNGS: dict[str, Rung] = {

@@ -201,7 +201,9 @@ import multiprocessing.shared_memory, os, sys, time
 from multiprocessing import resource_tracker
 block = multiprocessing.shared_memory.SharedMemory(create=True, size=4096)
 other = multiprocessing.shared_memory.SharedMemory(create=True, size=4096)
-open(sys.argv[1], "w").write(block.name + " " + other.name + " " + str(resource_tracker._resource_tracker._pid))
+semaphore = multiprocessing.get_context("spawn").Semaphore()  # the tracker removes its file
+names = block.name, other.name, "sem." + semaphore._semlock.name.strip("/")
+open(sys.argv[1], "w").write(" ".join((*names, str(resource_tracker._resource_tracker._pid))))
 os.kill(resource_tracker._resource_tracker._pid, 19) if "lost" in sys.argv else None
 time.sleep(60)
 """
@@ -214,17 +216,19 @@ def test_shared_memory_of_killed_processes_is_removed(tmp_path: Path, who: str) 
     argv = (sys.executable, "-S", "-c", SHARER, str(names), "lost")
     with Server(ServeCommand(argv, {}, (), 0), tmp_path / "log", grace_s=0.2) as running:
         deadline = time.monotonic() + 10
-        while not (names.exists() and len(names.read_text().split()) == 3) and time.monotonic() < deadline:
+        while not (names.exists() and len(names.read_text().split()) == 4) and time.monotonic() < deadline:
             time.sleep(0.02)
-        mine, shared, tracker = names.read_text().split()
-        assert {mine, shared} <= set(os.listdir("/dev/shm"))
+        mine, shared, semaphore, tracker = names.read_text().split()
+        made = {mine, shared, semaphore}
+        assert made <= set(os.listdir("/dev/shm"))
         user = subprocess.Popen(["tail", "-f", f"/dev/shm/{shared}"], stdout=subprocess.DEVNULL)
         if who == "the server":
             assert running.pid is not None
             time.sleep(2.5)  # it looks every two seconds
+            Path("/dev/shm", semaphore).unlink()  # mapped only: that is not looked up while it runs
             os.kill(running.pid, signal.SIGKILL)
         time.sleep(0.1)
-    left = {mine, shared} & set(os.listdir("/dev/shm"))
+    left = made & set(os.listdir("/dev/shm"))
     user.kill()
     user.wait()
     (Path("/dev/shm") / shared).unlink()

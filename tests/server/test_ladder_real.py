@@ -83,6 +83,24 @@ def test_a_shorter_context(vllm_env: Path, tiny_model: Path, tmp_path: Path) -> 
     start_again(tmp_path)
 
 
+def test_eager_mode(vllm_env: Path, tiny_model: Path, tmp_path: Path) -> None:
+    # torch.compile needs a C++ compiler; that a server on a CPU compiles is the user's wish here
+    cache = str(tmp_path / "cache")
+    broken = {
+        "CC": "/usr/bin/false",
+        "CXX": "/usr/bin/false",
+        "VLLM_CACHE_ROOT": cache,
+        "TORCHINDUCTOR_CACHE_DIR": cache,
+    }
+    options = ("--ladder", "--out", str(tmp_path / "out"), "--", "--no-enforce-eager")
+    code, answer = smoke(vllm_env, tiny_model, *options, **broken)
+    assert (code, answer["verdict"]) == (1, "degraded"), answer["findings"]
+    assert "InvalidCxxCompiler" in (tmp_path / "out" / "server.log").read_text()
+    assert climbed(answer) == [["eager mode"]] * 2
+    assert answer["smoke"]["settings_that_passed"]["eager"] is True
+    start_again(tmp_path, **broken)
+
+
 @pytest.mark.parametrize(
     ("refused", "last", "values"),
     [

@@ -153,6 +153,16 @@ def test_a_change_that_tells_the_server_nothing_new_is_none(tmp_path: Path) -> N
         assert climb.changed(RUNGS["prefix"], settings, first) is not None
 
 
+def test_eager_mode_goes_over_the_users_own_wish() -> None:
+    asked = Settings("m", True, 0, 4096, 0.9, ("--no-enforce-eager", "--seed", "1"), eager=True)
+    assert not asked.enforce_eager
+    changed = rungs.RUNGS["eager"].apply(asked, rungs.Known())
+    assert changed is not None
+    assert changed.enforce_eager
+    assert changed.extra == ("--seed", "1")
+    assert rungs.RUNGS["eager"].apply(changed, rungs.Known()) is None
+
+
 def test_how_far_a_rung_goes() -> None:
     settings = Settings("/m", True, 0, 8192, 0.9)
     shorter = RUNGS["context"].apply
