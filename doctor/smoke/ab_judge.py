@@ -17,7 +17,7 @@ from typing import Any
 from doctor.checks.registry import found
 from doctor.finding import Confidence, Evidence, Finding
 from doctor.serve.client import NOT_A_NUMBER, Answer
-from doctor.smoke.ab import COLD, Prompts, Run
+from doctor.smoke.ab import AT_ONCE, COLD, Prompts, Run
 from doctor.smoke.probes import ABSTAIN, ADVISE, FAIL, PASS, Result, rounded
 
 NAME = "correctness"
@@ -218,12 +218,14 @@ def _finding(wrong: list[str], seen: dict[str, Compared], limit: float, spread: 
     apart = f"up to {worst:.2f} nats"
     if worst > -NOT_A_NUMBER / 2:
         apart = "more than can be told (log-probabilities that are not numbers)"
+    together = all(f"({AT_ONCE})" in f for f in faults)
     return found(
         cause,
         Confidence.PROVEN,
         f"On the same greedy prompts {which} changes answers: {len(faults)} of "
         f"{sum(seen[n].compared for n in wrong)} comparisons differ by {apart}, where the base "
-        f"server differs from itself by {spread:.3f} (tolerance {limit:.3f}).",
+        f"server differs from itself by {spread:.3f} (tolerance {limit:.3f})."
+        + (" Only with several requests at once: one at a time the answers are right." if together else ""),
         [
             *(
                 Evidence(f"correctness.{name}", _text(c), "greedy answers to the same prompts")

@@ -164,6 +164,19 @@ def test_the_combination_stands_out_below_the_tolerance(apart: float, status: st
     assert ("repeats itself only within 0.1000" in result.why) == (status == "advise")
 
 
+@pytest.mark.parametrize("how", ["again", "at once"])
+def test_that_it_takes_several_requests_is_said(how: str) -> None:
+    def run(drafts: int, moved: float) -> Run:
+        out = Run(Config(drafts, False))
+        out.answers[("A", "cold", 0)] = _answer("a", [{"a": -0.1}])
+        out.answers[("A", how, 1)] = _answer("a", [{"a": -0.1 - moved}])
+        return out
+
+    result = ab_judge.judge([run(0, 0.0), run(2, 0.5)], Prompts(544, {"A": [1]}, {}))
+    assert result.finding is not None
+    assert ("one at a time the answers are right" in result.finding.summary) == (how == "at once")
+
+
 def test_what_is_not_a_number_is_wrong() -> None:
     def run(drafts: int, value: float) -> Run:
         return Run(Config(drafts, False), {("A", "cold", 0): _answer("a", [{"a": value}])})
