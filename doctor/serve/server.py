@@ -67,6 +67,7 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._buffer = b""
         self._gone = False
+        self._before: set[int] = set()
         self._error: str | None = None
 
     def __enter__(self) -> Server:
@@ -82,6 +83,7 @@ class Server:
 
     def start(self) -> None:
         """Starts the tree and returns once the program runs. Raises DoctorError when it cannot be started."""
+        self._before = supervisor.present()
         self._process = subprocess.Popen(
             [
                 sys.executable, "-I", "-S", supervisor.__file__,
@@ -171,7 +173,7 @@ class Server:
             supervisor.send(left, signal.SIGKILL)
             time.sleep(0.05)
             left = self._living()
-        supervisor.unlink(segments)
+        supervisor.unlink(segments, self._before)
         self.left = tuple(sorted(left))
         if self.command.after and not done:
             supervisor.clean(list(self.command.after), self.command.environment(self._env))

@@ -10,7 +10,8 @@ when the API server is killed. So children are found by descent: this process ad
 (PR_SET_CHILD_SUBREAPER). The process group, the session and a marker in the environment are asked as well.
 
 vLLM's processes share memory by files in /dev/shm, which outlive them when they are killed. Which ones the tree
-has open is looked up while it runs; those that are still there afterwards, and that nobody uses, are removed.
+has open is looked up while it runs; those that are still there afterwards, that were not there before, and that
+nobody uses, are removed.
 
 A container's processes are children of its engine, not of the client that is run here. AFTER takes the
 container away when everything else has ended: CLIENT rm -f -v NAME. A client that is ended while the engine still
@@ -100,6 +101,13 @@ def send(pids: set[int], number: int) -> None:
             os.kill(pid, number)
 
 
+def present() -> set[int]:
+    """Inodes of what lies in /dev/shm."""
+    with contextlib.suppress(OSError), os.scandir(SHARED) as entries:
+        return {entry.inode() for entry in entries}
+    return set()
+
+
 def shared(pids: set[int], mapped: bool = True) -> set[str]:
     """Files of /dev/shm that these processes have open or, with ``mapped`` (slower), mapped into memory.
 
@@ -119,13 +127,20 @@ def shared(pids: set[int], mapped: bool = True) -> set[str]:
     found = set()
     if used:
         with contextlib.suppress(OSError):
-            found = {e.path for e in os.scandir(SHARED) if e.inode() in used}
+            found = {e.path for e in os.scandir(SHARED) if e.inode() in used and e.is_file(follow_symlinks=False)}
     return found
 
 
-def unlink(paths: set[str]) -> None:
-    """Removes these files of the ended tree, unless a process that is left still uses them."""
-    there = {path for path in paths if os.path.lexists(path)}
+def unlink(paths: set[str], before: set[int]) -> None:
+    """Removes these files of the ended tree, but for those in ``before`` and those that a process still uses.
+
+    ``before``: inodes that lay there when the tree was started; a user's model may lie there too.
+    """
+    there = set()
+    for path in paths:
+        with contextlib.suppress(OSError):
+            if os.lstat(path).st_ino not in before:
+                there.add(path)
     if there:
         for path in there - shared(set(processes())):
             with contextlib.suppress(OSError):
@@ -182,6 +197,7 @@ class Supervisor:
         self.status: int | None = None
         self.order = ""  # "", "stop" or "kill"
         self.shared: set[str] = set()  # files in /dev/shm that the tree had open
+        self.before = present()
         self._input = b""
         self._listening = True
 
@@ -211,7 +227,7 @@ class Supervisor:
                 looked = time.monotonic()
         left = self._end(wake)
         self._reap()  # the server may have become a zombie just after the last look
-        unlink(self.shared)
+        unlink(self.shared, self.before)
         if self.after:
             clean(self.after)
         tell(event="gone", left=sorted(left))

@@ -199,6 +199,7 @@ def test_interrupting_the_command(tmp_path: Path, pids: Path, words: str, number
 SHARER = """
 import multiprocessing.shared_memory, os, sys, time
 from multiprocessing import resource_tracker
+model = open(sys.argv[2])
 block = multiprocessing.shared_memory.SharedMemory(create=True, size=4096)
 other = multiprocessing.shared_memory.SharedMemory(create=True, size=4096)
 semaphore = multiprocessing.get_context("spawn").Semaphore()  # the tracker removes its file
@@ -213,7 +214,9 @@ time.sleep(60)
 def test_shared_memory_of_killed_processes_is_removed(tmp_path: Path, who: str) -> None:
     names = tmp_path / "names"
     # a tracker that is stopped cannot remove it, as one that is killed with the rest
-    argv = (sys.executable, "-S", "-c", SHARER, str(names), "lost")
+    model = Path("/dev/shm") / f"model-of-the-user-{os.getpid()}"
+    model.write_bytes(b"weights")
+    argv = (sys.executable, "-S", "-c", SHARER, str(names), str(model), "lost")
     with Server(ServeCommand(argv, {}, (), 0), tmp_path / "log", grace_s=0.2) as running:
         deadline = time.monotonic() + 10
         while not (names.exists() and len(names.read_text().split()) == 4) and time.monotonic() < deadline:
@@ -232,5 +235,6 @@ def test_shared_memory_of_killed_processes_is_removed(tmp_path: Path, who: str) 
     user.kill()
     user.wait()
     (Path("/dev/shm") / shared).unlink()
+    model.unlink()  # it is still there
     assert left == {shared}  # somebody else has it open
     assert not alive(int(tracker))
