@@ -123,7 +123,8 @@ def shared(pids: set[int], mapped: bool = True) -> set[str]:
                         used.add(os.stat(link).st_ino)
         if mapped:
             with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as file:
-                used.update(int(line.split(None, 5)[4]) for line in file if SHARED.encode() in line)
+                fields = (line.split(None, 5) for line in file)
+                used.update(int(f[4]) for f in fields if len(f) == 6 and f[5].startswith(SHARED.encode()))
     found = set()
     if used:
         with contextlib.suppress(OSError):
