@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -23,7 +25,10 @@ class Progress:
         self._total = total
         self._began = time.monotonic()
         self._last = ""
+        self._held = ""
         self._next_line = QUIET_S
+        self._lock = threading.RLock()
+        self._timer: threading.Timer | None = None
         self._bar: RichProgress | None = None
         self._task: TaskID | None = None
 
@@ -40,6 +45,11 @@ class Progress:
             self._bar = Bar(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True)
             self._task = self._bar.add_task(self._title, total=self._total)
             self._bar.start()
+        else:
+            # What began in the first second may last for minutes: it is told once the second is over.
+            self._timer = threading.Timer(QUIET_S, self._tell_held)
+            self._timer.daemon = True
+            self._timer.start()
         return self
 
     def __exit__(
@@ -48,6 +58,10 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+        if self._timer is not None:
+            self._timer.cancel()
+        with self._lock:
+            self._held = ""
 
     def advance(self, name: str) -> None:
         """One unit of work is done; ``name`` says which."""
@@ -64,8 +78,19 @@ class Progress:
             self._line(text)
 
     def _line(self, text: str, apart_s: float = 0.0) -> None:
-        seconds = time.monotonic() - self._began
-        if text != self._last and seconds >= self._next_line:
-            self._next_line = max(QUIET_S, seconds + apart_s)
-            print(f"[{seconds:4.0f} s] {self._title}: {text}", file=sys.stderr, flush=True)  # noqa: T201
-            self._last = text
+        with self._lock:
+            seconds = time.monotonic() - self._began
+            if seconds < self._next_line:
+                self._held = text if seconds < QUIET_S else ""
+            elif text != self._last:
+                self._next_line = max(QUIET_S, seconds + apart_s)
+                self._print(seconds, text)
+
+    def _tell_held(self) -> None:
+        with self._lock, suppress(OSError, ValueError):  # a line that nobody can read ends no work
+            if self._held:
+                self._print(time.monotonic() - self._began, self._held)
+
+    def _print(self, seconds: float, text: str) -> None:
+        self._held, self._last = "", text
+        print(f"[{seconds:4.0f} s] {self._title}: {text}", file=sys.stderr, flush=True)  # noqa: T201

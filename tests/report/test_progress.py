@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 
 from doctor.report import progress
@@ -41,3 +44,28 @@ def test_every_phase_is_told_once(clock: list[float], capsys: pytest.CaptureFixt
         for text in ("loading", "loading", "compiling"):
             shown.update(text)
     assert capsys.readouterr().err == "[   2 s] smoke: loading\n[   2 s] smoke: compiling\n"
+
+
+def test_what_began_at_once_and_lasts_is_told_after_a_second(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress("building") as shown:
+        shown.update("step 1")
+        shown.update("step 2")
+        time.sleep(progress.QUIET_S + 0.5)
+    assert capsys.readouterr().err == "[   1 s] building: step 2\n"
+
+
+def test_a_line_replaces_the_one_held_back(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress("building") as shown:
+        shown.update("step 1")
+        time.sleep(progress.QUIET_S + 0.5)
+        shown.update("step 1")
+        shown.update("step 2")
+    assert capsys.readouterr().err.splitlines() == ["[   1 s] building: step 1", "[   2 s] building: step 2"]
+
+
+def test_nothing_waits_after_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress("building") as shown:
+        shown.update("step 1")
+    time.sleep(progress.QUIET_S + 0.2)
+    assert capsys.readouterr().err == ""
+    assert not [t for t in threading.enumerate() if isinstance(t, threading.Timer)]
