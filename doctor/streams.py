@@ -32,6 +32,9 @@ def _escaped(char: str) -> str:
     return "".join(f"\\u{units[i] << 8 | units[i + 1]:04x}" for i in range(0, len(units), 2))
 
 
+codecs.register_error(ERRORS, plain)
+
+
 def prepare() -> None:
     """Opens /dev/null for closed streams, and lets no character end the program.
 
@@ -44,7 +47,6 @@ def prepare() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest free descriptor, which is this one
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
-    codecs.register_error(ERRORS, plain)
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from types import ModuleType
 
 from doctor.checks.registry import Judgement, judge, registered
 from doctor.errors import DoctorError
+from doctor.files import write
 from doctor.finding import EXIT_CODES, Verdict
 from doctor.snapshot import Snapshot, dumps
-from doctor.streams import ERRORS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     snapshot = redactor.snapshot(_evidence(args.source) if args.source else _examine(args))
     judgement = judge(snapshot, checks, args.only, args.skip)
     if args.save:
-        _save(args.save, snapshot)
+        write(Path(args.save), dumps(snapshot))
     if args.json:
         sys.stdout.write(json_report.render("check", judgement, snapshot))
     else:
@@ -99,24 +98,3 @@ def _evidence(path: str) -> Snapshot:
     from doctor.evidence.load import snapshot_from
 
     return snapshot_from(path)
-
-
-def _save(path: str, snapshot: Snapshot) -> None:
-    target = Path(path)
-    if target.exists() and not target.is_file():  # /dev/stdout, a pipe: written to, never replaced
-        _write_to(path, dumps(snapshot))
-        return
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(dumps(snapshot), encoding="utf-8", errors=ERRORS)
-        temporary.replace(target)
-    except OSError as error:
-        raise DoctorError(f"cannot write {path}: {error.strerror}") from None
-
-
-def _write_to(path: str, text: str) -> None:
-    try:
-        with open(path, "w", encoding="utf-8", errors=ERRORS) as file:
-            file.write(text)
-    except OSError as error:
-        raise DoctorError(f"cannot write {path}: {error.strerror}") from None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from doctor.errors import DoctorError
+from doctor.files import write
 from doctor.memory.fields import ConfigError
 from doctor.memory.fit import Fit, evaluate
 from doctor.memory.layout import KV_DTYPES
@@ -188,10 +189,7 @@ def _curve(args: argparse.Namespace, fit: Fit) -> None:
         f"{'prefix caching' if fit.pool.prefix_hit_step else 'no prefix caching'}, later starts"
     )
     target = Path(args.curve)
-    try:
-        target.write_text(curve.svg(lines, f"{fit.model.shape.name}{where}", subtitle), encoding="utf-8")
-    except OSError as error:
-        raise DoctorError(f"cannot write {target}: {error.strerror}") from None
+    write(target, curve.svg(lines, f"{fit.model.shape.name}{where}", subtitle))
     print(f"wrote {target}", file=sys.stderr)  # noqa: T201
 
 

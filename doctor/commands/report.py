@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from doctor.errors import DoctorError
+from doctor.files import write
 from doctor.finding import Verdict
-from doctor.report.files import write
 
 _LIMIT = 64 << 20
 #: Lines at the end of a server's log that are shown.
@@ -180,5 +180,5 @@ def _write(path: str, text: str) -> None:
     if path == "-":
         sys.stdout.write(text)
         return
-    write(Path(path), text)
+    write(Path(path), text, folders=True)
     print(f"written: {path}", file=sys.stderr)  # noqa: T201

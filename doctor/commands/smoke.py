@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from doctor.errors import DoctorError
+from doctor.files import write
 from doctor.finding import EXIT_CODES
-from doctor.report.files import write
 from doctor.serve.interrupt import like_ctrl_c
 from doctor.smoke.options import (
     CPU_MAX_MODEL_LEN,
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     judgement = result.judgement
     answer = json_report.render("smoke", judgement, None, {"smoke": redactor.value(as_json(result))})
     if options.out is not None:
-        write(options.out / "smoke.json", answer)
+        write(options.out / "smoke.json", answer, folders=True)
     if args.json:
         sys.stdout.write(answer)
     else:
@@ -212,7 +212,7 @@ def _save_settings(folder: Path, written: dict[str, str]) -> None:
     """Writes the files of what passed; those of an earlier test would not be true any more."""
     for name in ("serve.sh", "compose.yaml", "settings.env"):
         if name in written:
-            write(folder / name, written[name])
+            write(folder / name, written[name], folders=True)
             if name == "serve.sh":
                 (folder / name).chmod(0o755)
         else:

@@ -121,8 +121,8 @@ def _show_plan(options: SweepOptions, result: SweepResult) -> None:
 
 def _files(options: SweepOptions, result: SweepResult) -> list[str]:
     """Writes the table and the plots; the rows are there already."""
+    from doctor.files import write
     from doctor.report import plot
-    from doctor.report.files import write
     from doctor.report.sweep_view import markdown, plots
     from doctor.sweep.store import NAME
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from doctor import files
 from doctor.checks.words import size as words
 from doctor.errors import DoctorError
 from doctor.host.access import LocalHost
@@ -74,8 +75,8 @@ def save(engine: Sequence[str], image: str, path: Path, say: Say) -> Saved:
         with contextlib.suppress(FileNotFoundError):
             checksum.unlink()  # never a checksum beside an archive that it is not for
         partial.replace(path)
-    sbom.write(f"{digest}  {path.name}\n".encode(), checksum)
-    sbom.write(bill, bill_path)
+    files.write(checksum, f"{digest}  {path.name}\n")
+    files.write(bill_path, bill)
     return Saved(path, digest, size, converted.image_id, checksum, bill_path)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from doctor import files
 from doctor.checks.registry import Judgement, found, judge
 from doctor.errors import DoctorError
 from doctor.evidence import read_evidence
@@ -133,7 +134,7 @@ def _hand_on(result: BuildResult, options: BuildOptions, say: Say) -> None:
     if host:
         client += ["-H", host]
     if options.sbom is not None:
-        sbom.write(sbom.of_image(client, result.plan.tag), options.sbom.absolute())
+        files.write(options.sbom.absolute(), sbom.of_image(client, result.plan.tag))
         result.sbom = options.sbom
     if options.save is not None:
         result.saved = archive.save(client, result.plan.tag, options.save, say)

@@ -29,6 +29,7 @@ from packaging.utils import canonicalize_name
 
 from doctor import __version__
 from doctor.errors import DoctorError
+from doctor.files import write
 
 #: Where an image has its own.
 EMBEDDED = "/opt/vllm-doctor/sbom.cdx.json"
@@ -208,17 +209,6 @@ def dump(value: Mapping[str, Any]) -> bytes:
     return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def write(data: bytes, path: Path) -> None:
-    """Writes the file as a whole or not at all; DoctorError when it cannot."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise DoctorError(f"cannot write {path}: {error.strerror}") from None
-
-
 def of_image(engine: Sequence[str], image: str) -> bytes:
     """The document inside an image, as it is there. ``engine`` is ("docker",) or ("podman",), with options.
 
@@ -297,7 +287,7 @@ def main(arguments: Sequence[str]) -> None:
         installed=importlib.metadata.distributions(),
         epoch=int(epoch) if epoch else None,
     )
-    write(dump(value), options.out)
+    write(options.out, dump(value))
 
 
 if __name__ == "__main__":

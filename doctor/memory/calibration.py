@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from doctor import files
 from doctor.errors import DoctorError
 from doctor.memory.kv import size_pool
 from doctor.memory.layout import KvOptions
@@ -199,13 +200,7 @@ def save(env: Mapping[str, str], card: Card, calibration: Calibration) -> Path:
     known = _read(path) | {calibration.key: calibration}
     text = json.dumps({"card": card.name, "vllm": calibration.vllm,
                        "measured": {k: asdict(v) for k, v in known.items()}}, indent=1)  # fmt: skip
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        temporary.write_text(text + "\n", encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        raise DoctorError(f"cannot write {path}: {error.strerror}") from None
+    files.write(path, text + "\n", folders=True)
     return path
 
 

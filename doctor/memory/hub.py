@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from doctor.errors import DoctorError
+from doctor.files import write
 from doctor.memory.checkpoint import INDEX
 from doctor.memory.config import LARGEST_CONFIG_BYTES
 from doctor.memory.fields import ConfigError
@@ -60,9 +62,12 @@ def fetch(model: str, env: Mapping[str, str], say: Callable[[str], None]) -> Fet
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot keep what was fetched in {folder}: {error.strerror}") from None
-    for name, data in files.items():
-        _write(folder / name, data)
-    _write(folder / ".complete", b"")
+    try:
+        for name, data in files.items():
+            write(folder / name, data)
+        write(folder / ".complete", b"")
+    except DoctorError as error:
+        raise ConfigError(str(error)) from None
     return Fetched(folder, endpoint)
 
 
@@ -135,12 +140,3 @@ def _body(answer: http.client.HTTPResponse, limit: int) -> bytes:
         if time.monotonic() > end:
             raise TimeoutError(f"not complete after {DEADLINE_S:g} s")
     return b"".join(pieces)
-
-
-def _write(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from None

@@ -68,7 +68,7 @@ def test_every_point_is_one_row(environment: Path, model: Path, tmp_path: Path) 
     assert one["mean_acceptance_length"] == 2.0
     assert one["decode_tokens_per_s"] > 0 < one["prefill_tokens_per_s"]
     assert one["prefill_prompt_tokens"] == 512  # as the probe does on a CPU
-    assert one["ready_s"] < one["seconds"] < 30
+    assert one["ready_s"] <= one["seconds"] < 30
     assert one["predicted"]["fits"] is True
     assert one["predicted"]["difference_percent"] == pytest.approx(
         100 * (328_704 / one["predicted"]["kv_tokens"] - 1), abs=0.01
