@@ -67,7 +67,7 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._buffer = b""
         self._gone = False
-        self._before: set[int] = set()
+        self._before: set[int] | None = None
         self._error: str | None = None
 
     def __enter__(self) -> Server:
@@ -166,10 +166,10 @@ class Server:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(2.0)
         left = self._living()
-        segments: set[str] = set()
+        segments: dict[str, int] = {}
         deadline = time.monotonic() + supervisor.KILL_WAIT_S
         while left and time.monotonic() < deadline:
-            segments |= supervisor.shared(left)
+            segments.update(supervisor.shared(left))
             supervisor.send(left, signal.SIGKILL)
             time.sleep(0.05)
             left = self._living()

@@ -10,8 +10,8 @@ when the API server is killed. So children are found by descent: this process ad
 (PR_SET_CHILD_SUBREAPER). The process group, the session and a marker in the environment are asked as well.
 
 vLLM's processes share memory by files in /dev/shm, which outlive them when they are killed. Which ones the tree
-has open is looked up while it runs; those that are still there afterwards, that were not there before, and that
-nobody uses, are removed.
+has open is looked up while it runs; those with made-up names that are still there afterwards, that were not there
+before, and that nobody uses, are removed.
 
 A container's processes are children of its engine, not of the client that is run here. AFTER takes the
 container away when everything else has ended: CLIENT rm -f -v NAME. A client that is ended while the engine still
@@ -33,6 +33,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 
 #: Name of the environment variable that marks everything one run has started.
 MARKER = "VLLM_DOCTOR_RUN"
@@ -49,6 +50,12 @@ MADE_S = 60.0
 #: Where POSIX shared memory lies, and how often (seconds) it is looked up which of it the tree has open.
 SHARED = "/dev/shm/"  # noqa: S108  not a temporary file of ours
 LOOK_S = 2.0
+#: How names begin that are made up for one run: Python's multiprocessing, torch, CUDA, NCCL, LLVM's OpenMP, and
+#: vLLM 0.32. What has another name may be somebody's even if the tree had it open: it stays.
+MADE_UP = (
+    *("psm_", "sem.mp-", "torch_", "cuda.shm.", "nccl-", "__KMP_REGISTERED_LIB_"),
+    *("VLLM_OBJECT_STORAGE_SHM_BUFFER", "vllm_offload_", "vllm_ec_"),
+)
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -101,51 +108,81 @@ def send(pids: set[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def present() -> set[int]:
-    """Inodes of what lies in /dev/shm."""
-    with contextlib.suppress(OSError), os.scandir(SHARED) as entries:
-        return {entry.inode() for entry in entries}
-    return set()
+def present() -> set[int] | None:
+    """Inodes of what lies in /dev/shm; None when it cannot be looked into."""
+    try:
+        with os.scandir(SHARED) as entries:
+            return {entry.inode() for entry in entries}
+    except OSError:
+        return None
 
 
-def shared(pids: set[int], mapped: bool = True) -> set[str]:
-    """Files of /dev/shm that these processes have open or, with ``mapped`` (slower), mapped into memory.
+def shared(pids: Iterable[int], mapped: bool = True) -> dict[str, int]:
+    """Files of /dev/shm that these processes have open or, with ``mapped`` (slower), mapped: path -> inode.
 
     Compared by inode: a semaphore is made under another name and then renamed, and its processes show the first.
+    In another mount namespace /dev/shm is another file system, with inodes of the same numbers.
     """
-    used = set()
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            for number in os.listdir(f"/proc/{pid}/fd"):
-                with contextlib.suppress(OSError):
-                    link = f"/proc/{pid}/fd/{number}"
-                    if os.readlink(link).startswith(SHARED):
-                        used.add(os.stat(link).st_ino)
-        if mapped:
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as file:
-                fields = (line.split(None, 5) for line in file)
-                used.update(int(f[4]) for f in fields if len(f) == 6 and f[5].startswith(SHARED.encode()))
-    found = set()
-    if used:
-        with contextlib.suppress(OSError):
-            found = {e.path for e in os.scandir(SHARED) if e.inode() in used and e.is_file(follow_symlinks=False)}
+    found: dict[str, int] = {}
+    with contextlib.suppress(OSError):
+        device = os.stat(SHARED).st_dev
+        used = set().union(*(_used(pid, device, mapped) for pid in pids))
+        with os.scandir(SHARED) as entries:
+            for entry in entries:
+                if entry.inode() in used and entry.is_file(follow_symlinks=False):
+                    found[entry.path] = entry.inode()
     return found
 
 
-def unlink(paths: set[str], before: set[int]) -> None:
-    """Removes these files of the ended tree, but for those in ``before`` and those that a process still uses.
-
-    ``before``: inodes that lay there when the tree was started; a user's model may lie there too.
-    """
-    there = set()
-    for path in paths:
+def _used(pid: int, device: int, mapped: bool) -> set[int]:
+    used = set()
+    for place in _places(pid):
         with contextlib.suppress(OSError):
-            if os.lstat(path).st_ino not in before:
-                there.add(path)
-    if there:
-        for path in there - shared(set(processes())):
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+            for number in os.listdir(f"{place}/fd"):
+                with contextlib.suppress(OSError):
+                    link = f"{place}/fd/{number}"
+                    if os.readlink(link).startswith(SHARED) and (seen := os.stat(link)).st_dev == device:
+                        used.add(seen.st_ino)
+        if mapped:
+            with contextlib.suppress(OSError), open(f"{place}/maps", "rb") as file:
+                for line in file:
+                    fields = line.split(None, 5)
+                    if len(fields) == 6 and fields[5].startswith(SHARED.encode()):
+                        major, minor = (int(part, 16) for part in fields[3].split(b":"))
+                        if os.makedev(major, minor) == device:
+                            used.add(int(fields[4]))
+    return used
+
+
+def _places(pid: int) -> list[str]:
+    """Where /proc tells of a process: of its threads when the first of them has ended before the others."""
+    with contextlib.suppress(OSError):
+        if not os.listdir(f"/proc/{pid}/fd"):
+            return [f"/proc/{pid}/task/{name}" for name in os.listdir(f"/proc/{pid}/task")]
+    return [f"/proc/{pid}"]
+
+
+def unlink(seen: dict[str, int], before: set[int] | None) -> None:
+    """Removes what the ended tree has left in /dev/shm: of ``seen`` (path -> inode) what is still the same file.
+
+    Only files of ours with a name that a library made up, that are not in ``before`` (inodes that lay there when
+    the tree was started; a user's model may lie there too), and that no process still uses.
+    """
+    left = {path for path, inode in seen.items() if _ours(path, inode) and inode not in (before or ())}
+    if before is not None and left:
+        for path in left - set(shared(int(name) for name in os.listdir("/proc") if name.isdigit())):
+            if _ours(path, seen[path]):
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+
+
+def _ours(path: str, inode: int) -> bool:
+    if not path.removeprefix(SHARED).startswith(MADE_UP):
+        return False
+    with contextlib.suppress(OSError):
+        now = os.lstat(path)
+        return (now.st_ino, now.st_uid) == (inode, os.geteuid())
+    return False
 
 
 def clean(after: list[str], env: dict[str, str] | None = None) -> bool:
@@ -197,7 +234,7 @@ class Supervisor:
         self.pid = 0
         self.status: int | None = None
         self.order = ""  # "", "stop" or "kill"
-        self.shared: set[str] = set()  # files in /dev/shm that the tree had open
+        self.shared: dict[str, int] = {}  # files in /dev/shm that the tree had open
         self.before = present()
         self._input = b""
         self._listening = True
@@ -224,7 +261,7 @@ class Supervisor:
         while self.status is None and not self.order:
             self._listen(wake, 1.0)
             if time.monotonic() - looked >= LOOK_S:
-                self.shared |= shared(self._left(), mapped=False)
+                self.shared.update(shared(self._left(), mapped=False))
                 looked = time.monotonic()
         left = self._end(wake)
         self._reap()  # the server may have become a zombie just after the last look
@@ -313,13 +350,13 @@ class Supervisor:
         if not self.order:  # the server ended first; what is left of it may still be writing its traceback
             self._wait(wake, ORPHAN_GRACE_S, "")
         left = self._left()
-        self.shared |= shared(left)
+        self.shared.update(shared(left))
         if left and self.order != "kill":
             send(left, signal.SIGTERM)
             left = self._wait(wake, self.grace, "kill")
         deadline = time.monotonic() + KILL_WAIT_S
         while left and time.monotonic() < deadline:
-            self.shared |= shared(left)
+            self.shared.update(shared(left))
             send(left, signal.SIGKILL)
             self._listen(wake, 0.05)
             left = self._left()

@@ -8,12 +8,13 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from doctor.errors import DoctorError
+from doctor.serve import supervisor
 from doctor.serve.command import ServeCommand
 from doctor.serve.server import Server
 from tests.smoke.conftest import STUB, make_environment, make_model
@@ -238,3 +239,101 @@ def test_shared_memory_of_killed_processes_is_removed(tmp_path: Path, who: str) 
     model.unlink()  # it is still there
     assert left == {shared}  # somebody else has it open
     assert not alive(int(tracker))
+
+
+LEAVER = """
+import os, sys, time
+from pathlib import Path
+held = [open(f"/dev/shm/{name}", "w") for name in sys.argv[2:]]
+Path(sys.argv[1]).write_text("ready")
+time.sleep(60)
+"""
+
+
+def _shared_by(tmp_path: Path, names: Sequence[str], before: Sequence[str] = (), meanwhile: str = "") -> set[str]:
+    """Which of these files of /dev/shm are left after a server that had all of them open."""
+    argv = (*before, sys.executable, "-S", "-c", LEAVER, str(tmp_path / "ready"), *names)
+    with Server(ServeCommand(argv, {}, (), 0), tmp_path / "log", grace_s=0.2):
+        deadline = time.monotonic() + 10
+        while not (tmp_path / "ready").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if meanwhile:
+            time.sleep(2.5)  # it looks every two seconds
+            path = Path("/dev/shm", meanwhile)
+            path.unlink()
+            Path("/dev/shm", f"psm_doctor_test_{os.getpid()}_between").write_bytes(b"")  # takes a number
+            path.write_bytes(b"somebody else's")
+    return set(names) & set(os.listdir("/dev/shm"))
+
+
+@pytest.fixture
+def names() -> Iterator[list[str]]:
+    mine = f"doctor_test_{os.getpid()}"
+    yield [f"psm_{mine}", f"{mine}_of_the_user"]
+    for path in Path("/dev/shm").glob(f"*{mine}*"):
+        path.unlink()
+
+
+def test_a_file_with_a_name_of_its_own_stays(tmp_path: Path, names: list[str]) -> None:
+    assert _shared_by(tmp_path, names) == {names[1]}
+
+
+def test_a_file_that_was_made_again_by_somebody_else_stays(tmp_path: Path, names: list[str]) -> None:
+    assert _shared_by(tmp_path, names[:1], meanwhile=names[0]) == {names[0]}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a mount namespace needs root")
+def test_shared_memory_of_another_mount_is_another_file(tmp_path: Path) -> None:
+    """The tree's /dev/shm is a new file system, with the inode numbers that a file of ours may have."""
+    mine = f"psm_doctor_test_{os.getpid()}"
+    mount = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs x /dev/shm && exec "$@"', "sh")
+    if subprocess.run([*mount, "true"], capture_output=True, timeout=20).returncode:
+        pytest.skip("no mount namespace here")
+    code = f"""
+import sys
+from pathlib import Path
+from tests.serve.test_server import LEAVER
+from doctor.serve.command import ServeCommand
+from doctor.serve.server import Server
+import time
+ready = Path({str(tmp_path / "ready")!r})
+mount = {mount!r}
+names = [f"psm_{{i}}" for i in range(50)]
+argv = (*mount, sys.executable, "-S", "-c", LEAVER, str(ready), *names)
+with Server(ServeCommand(argv, {{}}, (), 0), Path({str(tmp_path / "log")!r}), grace_s=0.2):
+    while not ready.exists():
+        time.sleep(0.02)
+    Path("/dev/shm/{mine}").write_bytes(b"ours")
+print(Path("/dev/shm/{mine}").stat().st_ino, Path("/dev/shm/{mine}").exists())
+"""
+    # a fresh file system for us as well: there the numbers are the same
+    done = subprocess.run([*mount, sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    inode, there = done.stdout.split() or (done.stderr, "")
+    assert (int(inode) <= 52, there) == (True, "True")
+
+
+def test_a_process_whose_first_thread_has_ended_still_uses_its_file(names: list[str]) -> None:
+    path = Path("/dev/shm", names[0])
+    path.write_bytes(b"x")
+    code = f"""
+import ctypes, os, threading, time
+held = open({str(path)!r})
+def rest():
+    time.sleep(60)
+threading.Thread(target=rest).start()
+ctypes.PyDLL(None).syscall({60 if os.uname().machine == "x86_64" else 93}, 0)  # ends this thread only
+"""
+    user = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        deadline = time.monotonic() + 10
+        while supervisor.processes().get(user.pid) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        supervisor.unlink({str(path): path.stat().st_ino}, set())
+        assert path.exists()
+    finally:
+        user.kill()
+        user.wait()
+    supervisor.unlink({str(path): path.stat().st_ino}, None)  # nobody knows what was there before
+    assert path.exists()
+    supervisor.unlink({str(path): path.stat().st_ino}, set())
+    assert not path.exists()
