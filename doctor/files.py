@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from doctor.errors import DoctorError
 from doctor.streams import ERRORS
 
+_OPEN = re.compile(r"/proc/(?:self|thread-self|\d+)/fd/\d+\Z|/dev/fd/\d+\Z")
+
 
 def write(path: Path, content: str | bytes, *, folders: bool = False) -> None:
     """Replaces what the file holds in one step; its mode stays, and a link to it stays a link.
 
-    What is there and is no plain file (a pipe, /dev/stdout) is written to. ``folders``: missing ones above it
-    are made. Raises DoctorError when it cannot be written; what was there is then untouched.
+    What is there and is no plain file (a pipe, /dev/null) is written to, and so is /dev/stdout wherever it leads.
+    ``folders``: missing ones above it are made. Raises DoctorError when it cannot be written; what was
+    there is then untouched.
     """
     data = content.encode("utf-8", ERRORS) if isinstance(content, str) else content
     try:
-        if path.exists() and not path.is_file():
-            with path.open("wb", buffering=0) as file:
+        target = Path(os.path.realpath(path))
+        if _is_stream(path) or (path.exists() and not path.is_file()):
+            with path.open("ab", buffering=0) as file:
                 _all(file.fileno(), data)
             return
-        target = Path(os.path.realpath(path))
         if target.is_symlink():
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         if folders:
@@ -33,12 +38,26 @@ def write(path: Path, content: str | bytes, *, folders: bool = False) -> None:
         raise DoctorError(f"cannot write {path}: {error.strerror}") from None
 
 
+def _is_stream(path: Path) -> bool:
+    """Whether it names an open descriptor: a file behind it is in use, what others write there must stay."""
+    steps = 0
+    while path.is_symlink() and steps < 10 and not _OPEN.match(str(path.absolute())):
+        path, steps = path.parent / os.readlink(path), steps + 1
+    return bool(_OPEN.match(os.path.normpath(path.absolute())))
+
+
 def _replace(target: Path, data: bytes) -> None:
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)  # of an earlier process with our number
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        temporary.write_bytes(data)
-        if target.exists():
-            temporary.chmod(stat.S_IMODE(target.stat().st_mode))
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            if target.exists():
+                before = target.stat()
+                with suppress(OSError):  # only root may give it away
+                    os.fchown(file.fileno(), before.st_uid, before.st_gid)
+                os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode))
         temporary.replace(target)
     except OSError:
         temporary.unlink(missing_ok=True)

@@ -72,6 +72,26 @@ def test_dev_stdout() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "text", "")
 
 
+def test_dev_stdout_that_is_a_file(tmp_path: Path) -> None:
+    """The file is what the shell opened: what is printed before and after stays in it."""
+    code = (
+        "from pathlib import Path; from doctor.files import write; print('before', flush=True); "
+        "write(Path('/dev/stdout'), 'text '); print('after')"
+    )
+    (tmp_path / "out").write_text("there\n")
+    with (tmp_path / "out").open("ab") as out:
+        subprocess.run([sys.executable, "-c", code], stdout=out, check=True, timeout=60)
+    assert (tmp_path / "out").read_text() == "there\nbefore\ntext after\n"
+
+
+def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("mine")
+    (tmp_path / f".a.{os.getpid()}.tmp").symlink_to("victim")
+    write(tmp_path / "a", "text")
+    assert ((tmp_path / "victim").read_text(), (tmp_path / "a").read_text()) == ("mine", "text")
+    assert not (tmp_path / "a").is_symlink()
+
+
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(DoctorError, match=r"cannot write .*: Is a directory"):
         write(tmp_path, "text")

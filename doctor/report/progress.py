@@ -47,9 +47,11 @@ class Progress:
             self._bar.start()
         else:
             # What began in the first second may last for minutes: it is told once the second is over.
-            self._timer = threading.Timer(QUIET_S, self._tell_held)
-            self._timer.daemon = True
-            self._timer.start()
+            timer = threading.Timer(QUIET_S, self._tell_held)
+            timer.daemon = True
+            with suppress(RuntimeError):  # no thread is to be had: one line less
+                timer.start()
+                self._timer = timer
         return self
 
     def __exit__(
@@ -84,13 +86,16 @@ class Progress:
                 self._held = text if seconds < QUIET_S else ""
             elif text != self._last:
                 self._next_line = max(QUIET_S, seconds + apart_s)
+                self._held, self._last = "", text
                 self._print(seconds, text)
 
     def _tell_held(self) -> None:
-        with self._lock, suppress(OSError, ValueError):  # a line that nobody can read ends no work
-            if self._held:
-                self._print(time.monotonic() - self._began, self._held)
+        with self._lock:
+            text, self._held = self._held, ""
+            self._last = text or self._last
+        if text:
+            with suppress(OSError, ValueError):  # a line that nobody can read ends no work
+                self._print(time.monotonic() - self._began, text)  # without the lock: it may wait for a reader
 
     def _print(self, seconds: float, text: str) -> None:
-        self._held, self._last = "", text
         print(f"[{seconds:4.0f} s] {self._title}: {text}", file=sys.stderr, flush=True)  # noqa: T201

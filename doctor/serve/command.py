@@ -69,13 +69,14 @@ class Settings:
     @property
     def prefix_caching(self) -> bool:
         """Whether prefix caching is on after the user's own arguments."""
-        return self.caching and "--no-enable-prefix-caching" not in self.extra
+        given = switch(self.extra, "--enable-prefix-caching")
+        return self.caching if given is None else given
 
     @property
     def enforce_eager(self) -> bool:
         """Whether CUDA graphs and torch.compile are off."""
-        given = [a for a in self.extra if a in ("--enforce-eager", "--no-enforce-eager")]
-        return given[-1] == "--enforce-eager" if given else self.eager
+        given = switch(self.extra, "--enforce-eager")
+        return self.eager if given is None else given
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,18 @@ def option(arguments: Sequence[str], name: str) -> str | None:
             elif position + 1 < len(arguments):
                 value = arguments[position + 1]
     return value
+
+
+def switch(arguments: Sequence[str], name: str) -> bool | None:
+    """What the last of ``--name`` and ``--no-name`` says, or None. Underscores count as dashes."""
+    said = {name: True, f"--no-{name.removeprefix('--')}": False}
+    given = [said[flag] for flag in (a.replace("_", "-") for a in arguments) if flag in said]
+    return given[-1] if given else None
+
+
+def without_switch(arguments: Sequence[str], name: str) -> tuple[str, ...]:
+    """``arguments`` without ``--name`` and ``--no-name``."""
+    return tuple(a for a in arguments if switch((a,), name) is None)
 
 
 def without_option(arguments: Sequence[str], name: str) -> tuple[str, ...]:

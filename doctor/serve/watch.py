@@ -12,8 +12,9 @@ from doctor.serve.log import HANG_HINTS, LogFollower
 from doctor.serve.server import Exit, Server
 
 _STEP_S = 0.25
-#: Seconds that a server gets to end after its engine has failed. With a compiler that does not work, vLLM 0.32
-#: on a CPU logged the failure of its engine and then stayed, without a further line, until it was ended.
+#: Seconds that a server gets to end after its engine has failed, and after its last line. With a compiler that
+#: does not work, vLLM 0.32 on a CPU logged the failure of its engine and then stayed, without a further line,
+#: until it was ended.
 ENGINE_WAIT_S = 45.0
 
 
@@ -48,7 +49,8 @@ def wait_healthy(
         on_phase(log.phase)
         if ended is not None:
             return _readiness("died", log, ended)
-        if log.engine_failed_at is not None and time.monotonic() - log.engine_failed_at > ENGINE_WAIT_S:
+        failed = log.engine_failed_at
+        if failed is not None and time.monotonic() - max(failed, log.last_line_at) > ENGINE_WAIT_S:
             return _readiness("died", log)
         left = deadline - time.monotonic()
         if left > 0 and client.healthy(timeout_s=min(2.0, left)):
@@ -60,7 +62,7 @@ def wait_healthy(
                 on_phase(log.phase)
                 return _readiness("healthy", log)
         elif left <= 0:
-            return _readiness("timeout", log)
+            return _readiness("timeout" if failed is None else "died", log)
 
 
 def _readiness(state: str, log: LogFollower, ended: Exit | None = None) -> Readiness:

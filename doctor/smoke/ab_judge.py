@@ -206,7 +206,7 @@ def _finding(wrong: list[str], seen: dict[str, Compared], limit: float, spread: 
     both = next((n for n in wrong if "+" in n), None)
     single = [n for n in wrong if n != both]
     if not single:
-        cause, which = "mtp-prefix-cache-corrupts-output", "only MTP together with prefix caching"
+        cause, which = "mtp-prefix-cache-corrupts-output", "MTP together with prefix caching"
     elif "prefix caching" in single and "MTP" not in single:
         cause, which = "prefix-cache-corrupts-output", "prefix caching, also without MTP,"
     elif "MTP" in single and "prefix caching" not in single:
@@ -225,7 +225,7 @@ def _finding(wrong: list[str], seen: dict[str, Compared], limit: float, spread: 
         f"On the same greedy prompts {which} changes answers: {len(faults)} of "
         f"{sum(seen[n].compared for n in wrong)} comparisons differ by {apart}, where the base "
         f"server differs from itself by {spread:.3f} (tolerance {limit:.3f})."
-        + (" Only with several requests at once: one at a time the answers are right." if together else ""),
+        + (" All of them when several requests were asked at once." if together else ""),
         [
             *(
                 Evidence(f"correctness.{name}", _text(c), "greedy answers to the same prompts")

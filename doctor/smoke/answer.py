@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from doctor.serve.command import Settings
@@ -73,7 +74,7 @@ def _values(settings: Settings, cpu: bool) -> dict[str, Any]:
         "max_num_batched_tokens": settings.max_num_batched_tokens,
         "text_only": settings.text_only,
         "dtype": settings.dtype or None,
-        "eager": cpu or settings.enforce_eager,
+        "eager": replace(settings, eager=settings.eager or cpu).enforce_eager,
         "serve_args": list(settings.extra),
     }
 

@@ -10,7 +10,7 @@ from doctor.evidence import read_evidence
 from doctor.finding import Confidence, Evidence, Finding
 from doctor.serve.death import LIMIT, Death, explain
 from doctor.serve.server import Exit
-from doctor.serve.watch import ENGINE_WAIT_S, Readiness
+from doctor.serve.watch import Readiness
 
 __all__ = ["LIMIT", "died_on_request", "not_ready"]
 
@@ -33,7 +33,7 @@ def not_ready(ready: Readiness, log: Path, timeout_s: float) -> list[Finding]:
             log,
         )
     death = explain(log, ready.exit)
-    hung = f"its engine had failed, and the rest of it hung until it was ended {ENGINE_WAIT_S:.0f} s later"
+    hung = f"its engine had failed, and the rest of it hung until it was ended"
     how = ready.exit.text if ready.exit else hung
     summary = f"The server ended while {ready.phase} ({how}): {death.text}"
     ended = found("server-died-while-loading", Confidence.PROVEN, summary, _evidence(log, death, how))

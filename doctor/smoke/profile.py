@@ -21,7 +21,7 @@ from doctor.memory.predict import Card
 from doctor.memory.settings import Wish
 from doctor.memory.start_check import GIB
 from doctor.memory.versions import switches
-from doctor.serve.command import Settings, option
+from doctor.serve.command import Settings, option, switch
 from doctor.serve.environment import VllmEnvironment
 from doctor.smoke.model import ModelInfo
 from doctor.smoke.options import (
@@ -119,7 +119,7 @@ def _defaults(
         "max_model_len": options.max_model_len is not None or option(options.serve_args, "--max-model-len"),
         "gpu_memory_utilization": options.utilization is not None
         or option(options.serve_args, "--gpu-memory-utilization"),
-        "prefix_caching": not wanted.prefix_caching or "--enable-prefix-caching" in options.serve_args,
+        "prefix_caching": not wanted.prefix_caching or switch(options.serve_args, "--enable-prefix-caching"),
         "max_num_seqs": option(options.serve_args, "--max-num-seqs"),
         "max_num_batched_tokens": option(options.serve_args, "--max-num-batched-tokens"),
     }

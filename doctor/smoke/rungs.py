@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from doctor.memory.fit import Fit
 from doctor.memory.predict import Card
 from doctor.memory.start_check import highest_utilization, recommended_utilization
-from doctor.serve.command import Settings, without_option
+from doctor.serve.command import Settings, without_option, without_switch
 from doctor.smoke.probes import FAIL
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _fewer(settings: Settings, _: Known) -> Settings | None:
 
 
 def _no_caching(settings: Settings, _: Known) -> Settings | None:
-    extra = tuple(a for a in settings.extra if a != "--enable-prefix-caching")
+    extra = without_switch(settings.extra, "--enable-prefix-caching")
     return replace(settings, caching=False, extra=extra) if settings.prefix_caching else None
 
 
@@ -97,7 +97,7 @@ def _no_mtp(settings: Settings, _: Known) -> Settings | None:
 
 
 def _eager(settings: Settings, _: Known) -> Settings | None:
-    extra = tuple(a for a in settings.extra if a != "--no-enforce-eager")
+    extra = without_switch(settings.extra, "--enforce-eager")
     return None if settings.enforce_eager else replace(settings, eager=True, extra=extra)
 
 

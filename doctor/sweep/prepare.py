@@ -16,7 +16,7 @@ from doctor.memory.model import Model, open_model
 from doctor.memory.predict import Card
 from doctor.memory.settings import recommended
 from doctor.memory.versions import switches
-from doctor.serve.command import CPU_KV_GIB, check_extra, option
+from doctor.serve.command import CPU_KV_GIB, check_extra, option, switch
 from doctor.serve.environment import VllmEnvironment, locate
 from doctor.smoke import preflight
 from doctor.smoke.model import ModelInfo, inspect
@@ -99,8 +99,8 @@ def prepare(
         version=switches(environment.vllm.partition("+")[0] or None),
         utilization=setup.utilization,
         vision=options.images,
-        eager="--enforce-eager" in options.serve_args or environment.cpu,
-        prefix_caching="--no-enable-prefix-caching" not in options.serve_args,
+        eager=switch(options.serve_args, "--enforce-eager") or environment.cpu,
+        prefix_caching=switch(options.serve_args, "--enable-prefix-caching") is not False,
         kv_cache_dtype=option(options.serve_args, "--kv-cache-dtype"),
         env=host.env,
     )

@@ -69,3 +69,39 @@ def test_nothing_waits_after_the_end(capsys: pytest.CaptureFixture[str]) -> None
     time.sleep(progress.QUIET_S + 0.2)
     assert capsys.readouterr().err == ""
     assert not [t for t in threading.enumerate() if isinstance(t, threading.Timer)]
+
+
+def test_without_another_thread_the_work_goes_on(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(_: threading.Timer) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Timer, "start", refuse)
+    with Progress("examining") as shown:
+        clock[0] += 2
+        shown.update("system")
+    assert capsys.readouterr().err == "[   2 s] examining: system\n"
+
+
+def test_a_reader_that_does_not_read_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+
+    class Full:
+        def isatty(self) -> bool:
+            return False
+
+        def write(self, _: str) -> int:
+            go_on.wait(20)
+            return 0
+
+        def flush(self) -> None:
+            pass
+
+    monkeypatch.setattr(progress.sys, "stderr", Full())
+    began = time.monotonic()
+    with Progress("building") as shown:
+        shown.update("step 1")
+        time.sleep(progress.QUIET_S + 0.3)
+    assert time.monotonic() - began < progress.QUIET_S + 3
+    go_on.set()

@@ -44,10 +44,11 @@ def test_a_stranger_on_the_port_is_not_our_server(tmp_path: Path, pids: Path, st
     assert ready.state == "timeout"
 
 
+@pytest.mark.parametrize(("wait_s", "timeout_s"), [(0.3, 30.0), (30.0, 2.0)])
 def test_a_server_whose_engine_failed_is_not_waited_for(
-    tmp_path: Path, pids: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, pids: Path, monkeypatch: pytest.MonkeyPatch, wait_s: float, timeout_s: float
 ) -> None:
-    monkeypatch.setattr(watch, "ENGINE_WAIT_S", 0.3)
+    monkeypatch.setattr(watch, "ENGINE_WAIT_S", wait_s)
     with server(tmp_path, pids, "hang:loading") as ours:
         with ours.log.open("a") as log:
             log.write(
@@ -55,8 +56,8 @@ def test_a_server_whose_engine_failed_is_not_waited_for(
                 "(EngineCore pid=7) ERROR 11-30 21:46:33 [core.py:1510] Traceback (most recent call last):\n"
                 "(EngineCore pid=7) ERROR 11-30 21:46:33 [core.py:1510] RuntimeError: Worker failed with 'X'\n"
             )
-        ready = wait_healthy(ours, Client(1, "m"), LogFollower(ours.log), 30.0, lambda _: None)
-        first, *_ = not_ready(ready, ours.log, 30.0)
+        ready = wait_healthy(ours, Client(1, "m"), LogFollower(ours.log), timeout_s, lambda _: None)
+        first, *_ = not_ready(ready, ours.log, timeout_s)
     assert (ready.state, ready.exit) == ("died", None)
     assert ready.seconds < 10
     assert first.id == "server-died-while-loading"

@@ -174,7 +174,7 @@ def test_that_it_takes_several_requests_is_said(how: str) -> None:
 
     result = ab_judge.judge([run(0, 0.0), run(2, 0.5)], Prompts(544, {"A": [1]}, {}))
     assert result.finding is not None
-    assert ("one at a time the answers are right" in result.finding.summary) == (how == "at once")
+    assert ("All of them when several requests were asked at once" in result.finding.summary) == (how == "at once")
 
 
 def test_what_is_not_a_number_is_wrong() -> None:

@@ -153,8 +153,21 @@ def test_a_change_that_tells_the_server_nothing_new_is_none(tmp_path: Path) -> N
         assert climb.changed(RUNGS["prefix"], settings, first) is not None
 
 
-def test_eager_mode_goes_over_the_users_own_wish() -> None:
-    asked = Settings("m", True, 0, 4096, 0.9, ("--no-enforce-eager", "--seed", "1"), eager=True)
+def test_the_last_of_the_users_switches_counts_with_either_sign() -> None:
+    def settings(*extra: str) -> Settings:
+        return Settings("m", True, 0, 4096, 0.9, extra)
+
+    assert settings("--enforce_eager").enforce_eager
+    assert not settings("--enforce-eager", "--no_enforce_eager").enforce_eager
+    assert settings("--no-enable-prefix-caching", "--enable_prefix_caching").prefix_caching
+    off = settings("--enable-prefix-caching", "--no_enable_prefix_caching")
+    assert not off.prefix_caching
+    assert rungs.RUNGS["prefix"].apply(off, rungs.Known()) is None
+
+
+@pytest.mark.parametrize("flag", ["--no-enforce-eager", "--no_enforce_eager"])
+def test_eager_mode_goes_over_the_users_own_wish(flag: str) -> None:
+    asked = Settings("m", True, 0, 4096, 0.9, (flag, "--seed", "1"), eager=True)
     assert not asked.enforce_eager
     changed = rungs.RUNGS["eager"].apply(asked, rungs.Known())
     assert changed is not None
