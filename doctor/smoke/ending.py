@@ -33,7 +33,7 @@ def not_ready(ready: Readiness, log: Path, timeout_s: float) -> list[Finding]:
             log,
         )
     death = explain(log, ready.exit)
-    hung = f"its engine had failed, and the rest of it hung until it was ended"
+    hung = "its engine had failed, and the rest of it hung until it was ended"
     how = ready.exit.text if ready.exit else hung
     summary = f"The server ended while {ready.phase} ({how}): {death.text}"
     ended = found("server-died-while-loading", Confidence.PROVEN, summary, _evidence(log, death, how))
