@@ -6,13 +6,14 @@ import errno
 import os
 import re
 import stat
+import sys
 from contextlib import suppress
 from pathlib import Path
 
 from doctor.errors import DoctorError
 from doctor.streams import ERRORS
 
-_OPEN = re.compile(r"/proc/(?:self|thread-self|\d+)/fd/\d+\Z|/dev/fd/\d+\Z")
+_OPEN = re.compile(r"/(?:proc/(?:self|thread-self)|dev)/fd/(\d+)\Z")
 
 
 def write(path: Path, content: str | bytes, *, folders: bool = False) -> None:
@@ -25,8 +26,12 @@ def write(path: Path, content: str | bytes, *, folders: bool = False) -> None:
     data = content.encode("utf-8", ERRORS) if isinstance(content, str) else content
     try:
         target = Path(os.path.realpath(path))
-        if _is_stream(path) or (path.exists() and not path.is_file()):
-            with path.open("ab", buffering=0) as file:
+        if (descriptor := _descriptor(path)) is not None:
+            sys.stdout.flush()  # what was printed before comes before
+            _all(descriptor, data)
+            return
+        if path.exists() and not path.is_file():
+            with path.open("wb", buffering=0) as file:
                 _all(file.fileno(), data)
             return
         if target.is_symlink():
@@ -38,12 +43,15 @@ def write(path: Path, content: str | bytes, *, folders: bool = False) -> None:
         raise DoctorError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _is_stream(path: Path) -> bool:
-    """Whether it names an open descriptor: a file behind it is in use, what others write there must stay."""
-    steps = 0
-    while path.is_symlink() and steps < 10 and not _OPEN.match(str(path.absolute())):
-        path, steps = path.parent / os.readlink(path), steps + 1
-    return bool(_OPEN.match(os.path.normpath(path.absolute())))
+def _descriptor(path: Path) -> int | None:
+    """The open descriptor that it names. A file behind it has a place up to which others have written."""
+    for _ in range(10):
+        if found := _OPEN.match(os.path.normpath(path.absolute())):
+            return int(found[1])
+        if not path.is_symlink():
+            break
+        path = path.parent / os.readlink(path)
+    return None
 
 
 def _replace(target: Path, data: bytes) -> None:

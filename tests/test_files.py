@@ -72,14 +72,17 @@ def test_dev_stdout() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "text", "")
 
 
-def test_dev_stdout_that_is_a_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["ab", "r+b"])
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_dev_stdout_that_is_a_file(tmp_path: Path, name: str, mode: str) -> None:
     """The file is what the shell opened: what is printed before and after stays in it."""
     code = (
-        "from pathlib import Path; from doctor.files import write; print('before', flush=True); "
-        "write(Path('/dev/stdout'), 'text '); print('after')"
+        "from pathlib import Path; from doctor.files import write; print('before'); "
+        f"write(Path({name!r}), 'text '); print('after')"
     )
     (tmp_path / "out").write_text("there\n")
-    with (tmp_path / "out").open("ab") as out:
+    with (tmp_path / "out").open(mode) as out:
+        out.seek(0, os.SEEK_END)
         subprocess.run([sys.executable, "-c", code], stdout=out, check=True, timeout=60)
     assert (tmp_path / "out").read_text() == "there\nbefore\ntext after\n"
 
