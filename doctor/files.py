@@ -25,15 +25,13 @@ def write(path: Path, content: str | bytes, *, folders: bool = False) -> None:
     """
     data = content.encode("utf-8", ERRORS) if isinstance(content, str) else content
     try:
-        target = Path(os.path.realpath(path))
-        if (descriptor := _descriptor(path)) is not None:
+        descriptor = _descriptor(path)
+        if descriptor is not None or (path.exists() and not path.is_file()):
             sys.stdout.flush()  # what was printed before comes before
-            _all(descriptor, data)
+            with open(path if descriptor is None else descriptor, "wb", closefd=descriptor is None) as file:
+                file.write(data)
             return
-        if path.exists() and not path.is_file():
-            with path.open("wb", buffering=0) as file:
-                _all(file.fileno(), data)
-            return
+        target = Path(os.path.realpath(path))
         if target.is_symlink():
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         if folders:
@@ -70,8 +68,3 @@ def _replace(target: Path, data: bytes) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-
-
-def _all(descriptor: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]

@@ -82,9 +82,9 @@ class Progress:
     def _line(self, text: str, apart_s: float = 0.0) -> None:
         with self._lock:
             seconds = time.monotonic() - self._began
-            if seconds < self._next_line:
-                self._held = text if seconds < QUIET_S else ""
-            elif text != self._last:
+            if seconds < QUIET_S:
+                self._held = text
+            elif seconds >= self._next_line and text != self._last:
                 self._next_line = max(QUIET_S, seconds + apart_s)
                 self._held, self._last = "", text
                 self._print(seconds, text)

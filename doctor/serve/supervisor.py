@@ -61,19 +61,22 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
+def every_pid() -> list[int]:
+    """Every process, zombies too."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
 def processes() -> dict[int, tuple[int, int, int]]:
     """Every living process: pid -> (parent, process group, session). Zombies are left out."""
     table = {}
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
+    for pid in every_pid():
         try:
-            with open(f"/proc/{name}/stat", "rb") as file:
+            with open(f"/proc/{pid}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
         except OSError:
             continue  # it ended meanwhile
         if fields[0] not in (b"Z", b"X"):
-            table[int(name)] = (int(fields[1]), int(fields[2]), int(fields[3]))
+            table[pid] = (int(fields[1]), int(fields[2]), int(fields[3]))
     return table
 
 
@@ -136,13 +139,12 @@ def shared(pids: Iterable[int], mapped: bool = True) -> dict[str, int]:
 
 def _used(pid: int, device: int, mapped: bool) -> set[int]:
     used = set()
-    for place in _places(pid):
-        with contextlib.suppress(OSError):
-            for number in os.listdir(f"{place}/fd"):
-                with contextlib.suppress(OSError):
-                    link = f"{place}/fd/{number}"
-                    if os.readlink(link).startswith(SHARED) and (seen := os.stat(link)).st_dev == device:
-                        used.add(seen.st_ino)
+    for place, numbers in _open_files(pid):
+        for number in numbers:
+            with contextlib.suppress(OSError):
+                link = f"{place}/fd/{number}"
+                if os.readlink(link).startswith(SHARED) and (seen := os.stat(link)).st_dev == device:
+                    used.add(seen.st_ino)
         if mapped:
             with contextlib.suppress(OSError), open(f"{place}/maps", "rb") as file:
                 for line in file:
@@ -154,12 +156,18 @@ def _used(pid: int, device: int, mapped: bool) -> set[int]:
     return used
 
 
-def _places(pid: int) -> list[str]:
-    """Where /proc tells of a process: of its threads when the first of them has ended before the others."""
+def _open_files(pid: int) -> list[tuple[str, list[str]]]:
+    """Where /proc tells of a process, and its descriptors: of its threads when the first has ended before them."""
+    if numbers := _listed(f"/proc/{pid}/fd"):
+        return [(f"/proc/{pid}", numbers)]
+    threads = [f"/proc/{pid}/task/{name}" for name in _listed(f"/proc/{pid}/task")]
+    return [(thread, _listed(f"{thread}/fd")) for thread in threads]
+
+
+def _listed(folder: str) -> list[str]:
     with contextlib.suppress(OSError):
-        if not os.listdir(f"/proc/{pid}/fd"):
-            return [f"/proc/{pid}/task/{name}" for name in os.listdir(f"/proc/{pid}/task")]
-    return [f"/proc/{pid}"]
+        return os.listdir(folder)
+    return []
 
 
 def unlink(seen: dict[str, int], before: set[int] | None) -> None:
@@ -168,12 +176,13 @@ def unlink(seen: dict[str, int], before: set[int] | None) -> None:
     Only files of ours with a name that a library made up, that are not in ``before`` (inodes that lay there when
     the tree was started; a user's model may lie there too), and that no process still uses.
     """
-    left = {path for path, inode in seen.items() if _ours(path, inode) and inode not in (before or ())}
-    if before is not None and left:
-        for path in left - set(shared(int(name) for name in os.listdir("/proc") if name.isdigit())):
-            if _ours(path, seen[path]):
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
+    if before is None:
+        return
+    left = {path for path, inode in seen.items() if inode not in before and _ours(path, inode)}
+    for path in left - shared(every_pid()).keys() if left else ():
+        if _ours(path, seen[path]):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
 
 def _ours(path: str, inode: int) -> bool:
