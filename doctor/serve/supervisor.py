@@ -197,38 +197,28 @@ def _ours(path: str, inode: int) -> bool:
 def clean(after: list[str], env: dict[str, str] | None = None) -> bool:
     """Runs AFTER until it says that it removed the name, or for AFTER_REPEAT_S: then there was none."""
     deadline = time.monotonic() + AFTER_REPEAT_S
-    while True:
-        try:
-            done = subprocess.run(
-                after,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                timeout=AFTER_S,
-                env=env,
-            )
-        except (OSError, subprocess.SubprocessError):
-            return False
+    while (done := _ask(after, env)) is not None:
         if after[-1].encode() in done.stdout.split():
             return True
         if time.monotonic() > deadline:
             return False
         time.sleep(0.3)
+    return False
 
 
 def there(after: list[str]) -> bool:
     """Whether the container that AFTER takes away exists."""
+    asked = _ask([after[0], "container", "inspect", after[-1]])
+    return asked is not None and asked.returncode == 0
+
+
+def _ask(argv: list[str], env: dict[str, str] | None = None) -> subprocess.CompletedProcess[bytes] | None:
+    """The answer of the containers' client; None when there was none in AFTER_S seconds."""
+    none = subprocess.DEVNULL
     try:
-        asked = subprocess.run(
-            [after[0], "container", "inspect", after[-1]],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=AFTER_S,
-        )
+        return subprocess.run(argv, stdin=none, stdout=subprocess.PIPE, stderr=none, timeout=AFTER_S, env=env)
     except (OSError, subprocess.SubprocessError):
-        return False
-    return asked.returncode == 0
+        return None
 
 
 class Supervisor:
